@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors that leave discovery. Every foreign exception is turned into one of these by the module that owns its source.
+
+DiscoveryError
++-- ProbeError       the probe as a whole gave no Snapshot (child gone, deadline over, root not readable)
++-- SourceError      one reading of one source failed; inside the probe it becomes a Finding
++-- DocumentError    a document a person or a file gave us (Machine, Recording, Snapshot, overlay) is not usable
+"""
+
+from __future__ import annotations
+
+
+class DiscoveryError(Exception):
+    """Base of everything discovery raises."""
+
+
+class ProbeError(DiscoveryError):
+    """No Snapshot came of a probe. The last good one stays valid.
+
+    `retryable` is False only where repeating cannot help (a root that is no directory).
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class SourceError(DiscoveryError):
+    """A single reading failed. `source` is `sysfs`, `nvml` or `host`; `kind` a short stable word such as `gpu-is-lost`."""
+
+    def __init__(self, source: str, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.source = source
+        self.kind = kind
+
+
+class DocumentError(DiscoveryError):
+    """A document is not usable; the message names the document, the place in it and what to change."""

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values discovery speaks in: one `Snapshot` of a node, frozen, complete, without any reference to where it was read.
+
+Everywhere: None means unknown or not there, never 0, -1 or "N/A". Sequences are tuples in a stable order (PCI address,
+link number). Sizes are bytes, link speeds GT/s, network rates Mbit/s. Addresses are `address.PciAddress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from discovery.address import HostBridge, PciAddress
+
+SNAPSHOT_VERSION = 1
+"""Schema version of the Snapshot's JSON (codec.py). Raised when a field changes meaning; adding a field does not raise it."""
+
+
+class Origin(StrEnum):
+    """Where a Snapshot comes from. Anything but THIS_NODE describes a machine that nobody may act upon."""
+
+    THIS_NODE = "this-node"
+    RECORDING = "recording"
+
+
+class Provenance(StrEnum):
+    """Which source a fact comes from."""
+
+    SYSFS = "sysfs"
+    NVML = "nvml"
+    OVERLAY = "overlay"
+
+
+class Severity(StrEnum):
+    """How much a Finding matters: `info` explains, `warning` costs something, `error` takes a device out of use."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Finding:
+    """Something odd that a person should be able to see. `code` is stable and made for machines (`numa-unknown`);
+    `subject` names the object (an address, a path, `nvml`); `message` says what was found and what to do next.
+    """
+
+    code: str
+    severity: Severity
+    subject: str
+    message: str
+
+
+class PathClass(StrEnum):
+    """How two PCI functions reach each other, in the vocabulary of `nvidia-smi topo -m`, nearest first.
+
+    PIX: at most one PCIe switch. PXB: several switches, no host bridge. PHB: through one host bridge. NODE: between
+    host bridges of one NUMA node. SYS: between NUMA nodes. UNKNOWN: the host bridges differ and a NUMA node is unknown.
+    """
+
+    PIX = "PIX"
+    PXB = "PXB"
+    PHB = "PHB"
+    NODE = "NODE"
+    SYS = "SYS"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieLink:
+    """The link from a function up to its port. Width in lanes, speed in GT/s. A GPU lowers its speed when idle."""
+
+    max_width: int | None = None
+    current_width: int | None = None
+    max_speed_gts: float | None = None
+    current_speed_gts: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciFunction:
+    """One PCI function and its place in the machine, as sysfs shows it (Documentation/ABI/testing/sysfs-bus-pci)."""
+
+    address: PciAddress
+    vendor_id: int
+    device_id: int
+    class_code: int
+    """24 bits: base class, subclass, interface."""
+    subsystem_vendor_id: int | None = None
+    subsystem_device_id: int | None = None
+    host_bridge: HostBridge | None = None
+    """The host bridge directory nearest above the function, whatever stands above that (VMD, VMBus)."""
+    pcie_root: HostBridge | None = None
+    """The value for `resource.kubernetes.io/pcieRoot`: known only where the path starts at `/sys/devices/pci...`."""
+    bridges: tuple[PciAddress, ...] = ()
+    """The PCI bridges between host bridge and function, outermost first, the function itself left out."""
+    switch: PciAddress | None = None
+    """Upstream port of the innermost PCIe switch above the function."""
+    switches: tuple[PciAddress, ...] = ()
+    """Upstream ports of all PCIe switches above the function, innermost first."""
+    numa_node: int | None = None
+    numa_source: Provenance | None = None
+    cpu_socket: int | None = None
+    """Physical package of the CPUs of `numa_node` when they all share one."""
+    cpus: tuple[int, ...] | None = None
+    """CPUs near the function (local_cpulist); None when the NUMA node is unknown, as the kernel then lists all CPUs."""
+    iommu_group: int | None = None
+    iommu_type: str | None = None
+    driver: str | None = None
+    link: PcieLink | None = None
+    physical_function: PciAddress | None = None
+    """The PF of an SR-IOV virtual function."""
+
+
+class PortType(StrEnum):
+    """Device/port type of the PCI Express capability (PCIe base specification, 7.5.3.2)."""
+
+    ROOT = "root-port"
+    UPSTREAM = "upstream-port"
+    DOWNSTREAM = "downstream-port"
+    PCIE_TO_PCI = "pcie-to-pci"
+    PCI_TO_PCIE = "pci-to-pcie"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bridge:
+    """A PCI-to-PCI bridge function. `port_type_inferred` is True when the configuration space was not readable and
+    the type follows from the place in the chain (one root port, then pairs of upstream and downstream ports).
+    """
+
+    pci: PciFunction
+    port_type: PortType | None = None
+    port_type_inferred: bool = False
+
+
+class GpuState(StrEnum):
+    """Whether a GPU can be handed out, and if not, why not. Only READY GPUs have the facts that NVML gives."""
+
+    READY = "ready"
+    LOST = "lost"
+    """NVML says NVML_ERROR_GPU_IS_LOST, or the function left the bus."""
+    UNREADABLE = "unreadable"
+    """Bound to the NVIDIA driver, but NVML does not give UUID, memory and product."""
+    NO_DRIVER = "no-driver"
+    VFIO = "vfio"
+    FOREIGN_DRIVER = "foreign-driver"
+    """Bound to another driver, such as nouveau."""
+
+
+class RemoteKind(StrEnum):
+    """What an NVLink ends in (nvmlIntNvLinkDeviceType_t)."""
+
+    GPU = "gpu"
+    SWITCH = "switch"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLink:
+    """One NVLink of a GPU. `remote` is known for peers with a PCI address; links to an NVSwitch may not give one."""
+
+    link: int
+    active: bool
+    version: int | None = None
+    remote_kind: RemoteKind | None = None
+    remote: PciAddress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """GPU fabric registration (nvmlDeviceGetGpuFabricInfoV). `state` is not_supported, not_started, in_progress or
+    completed; UUID and clique are known only when completed with success.
+    """
+
+    state: str
+    cluster_uuid: str | None = None
+    clique_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigMode:
+    """MIG mode now and after the next reset. None in `Gpu.mig_mode` where the GPU has no MIG."""
+
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicPairing:
+    """The NIC chosen for a GPU, and all that are equally near. `name` is the RDMA device, else the network interface;
+    None when the NIC shows neither (it may have moved into a pod).
+    """
+
+    address: PciAddress
+    distance: PathClass
+    name: str | None = None
+    ties: tuple[PciAddress, ...] = ()
+    rail: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuGroups:
+    """The groups a GPU belongs to; each is named by the lowest PCI address in it. None where it belongs to none.
+
+    `nvlink_domain`: connected by NVLink, through switches or not. `nvlink_clique`: every two of it have an NVLink path
+    of their own; there whenever `nvlink_domain` is. `aligned_pair`, `aligned_quad`: best sets of two and four.
+    """
+
+    nvlink_domain: PciAddress | None = None
+    nvlink_clique: PciAddress | None = None
+    aligned_pair: PciAddress | None = None
+    aligned_quad: PciAddress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """An NVIDIA GPU. `pci` and `state` are always there; the rest as far as NVML and procfs gave it."""
+
+    pci: PciFunction
+    state: GpuState
+    state_reason: str | None = None
+    """One sentence for a person; None when READY."""
+    uuid: str | None = None
+    minor: int | None = None
+    """The number in /dev/nvidia<minor>."""
+    product: str | None = None
+    architecture: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    multiprocessors: int | None = None
+    mig_mode: MigMode | None = None
+    nvlinks: tuple[NvLink, ...] = ()
+    fabric: Fabric | None = None
+    groups: GpuGroups = field(default_factory=GpuGroups)
+    nic: NicPairing | None = None
+    """None: there is no NIC on this node, or none of the GPU's paths to one is known."""
+
+    @property
+    def address(self) -> PciAddress:
+        """Its PCI address."""
+        return self.pci.address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkInterface:
+    """A netdev as this network namespace shows it; it disappears when a pod takes it, so nothing is decided by it."""
+
+    name: str
+    operstate: str | None = None
+    speed_mbps: int | None = None
+    link_type: int | None = None
+    """ARPHRD number: 1 Ethernet, 32 InfiniBand."""
+    mtu: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaPort:
+    """A port of an RDMA device, in the words of /sys/class/infiniband/<device>/ports/<port>."""
+
+    port: int
+    state: str | None = None
+    physical_state: str | None = None
+    link_layer: str | None = None
+    rate_mbps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaDevice:
+    """An RDMA device of a NIC function."""
+
+    name: str
+    ports: tuple[RdmaPort, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network function: PCI class 02, or any function with an RDMA device."""
+
+    pci: PciFunction
+    interfaces: tuple[NetworkInterface, ...] = ()
+    rdma_devices: tuple[RdmaDevice, ...] = ()
+    rail: int | None = None
+
+    @property
+    def address(self) -> PciAddress:
+        """Its PCI address."""
+        return self.pci.address
+
+    @property
+    def name(self) -> str | None:
+        """The RDMA device, else the network interface, else None."""
+        if self.rdma_devices:
+            return self.rdma_devices[0].name
+        return self.interfaces[0].name if self.interfaces else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvme:
+    """An NVMe controller function and the names of its controllers (`nvme0`)."""
+
+    pci: PciFunction
+    controllers: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> PciAddress:
+        """Its PCI address."""
+        return self.pci.address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """The path between two devices, `a` < `b`. `nvlinks`: active NVLinks between two GPUs (0: none)."""
+
+    a: PciAddress
+    b: PciAddress
+    path_class: PathClass
+    nvlinks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """A NUMA node. `cpus` is empty for a memory-only node. `distances`: node id -> SLIT distance."""
+
+    node: int
+    cpus: tuple[int, ...]
+    memory_bytes: int | None = None
+    distances: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The machine itself. `sockets`: physical package -> its online CPUs; empty where the kernel tells none."""
+
+    boot_id: str | None = None
+    kernel: str | None = None
+    memory_bytes: int | None = None
+    online_cpus: tuple[int, ...] = ()
+    sockets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    vendor: str | None = None
+    product: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvidiaDriver:
+    """The NVIDIA driver in use. `cuda_version` is the newest CUDA it supports, (major, minor)."""
+
+    version: str
+    cuda_version: tuple[int, int] | None = None
+    nvml_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One complete reading of a node. `taken_at` is seconds since the epoch and no part of the content:
+    `codec.same_content` leaves it out.
+    """
+
+    origin: Origin
+    taken_at: float
+    host: Host
+    nvidia_driver: NvidiaDriver | None = None
+    numa_nodes: tuple[NumaNode, ...] = ()
+    bridges: tuple[Bridge, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    nvswitches: tuple[PciFunction, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    nvmes: tuple[Nvme, ...] = ()
+    paths: tuple[Path, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def gpu(self, address: PciAddress) -> Gpu | None:
+        """The GPU at an address, or None."""
+        return next((gpu for gpu in self.gpus if gpu.pci.address == address), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """A cheap reading of a READY GPU for metrics (nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo_v2)."""
+
+    address: PciAddress
+    utilization_ratio: float | None = None
+    """0 to 1, over the driver's last sampling period."""
+    memory_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """What a rescan sees of one GPU: enough to notice that a full probe is needed, and whether the GPU still answers."""
+
+    address: PciAddress
+    state: GpuState
+    state_reason: str | None = None
+    driver: str | None = None
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescan:
+    """A cheap look at identity and state. `fingerprint` changes whenever a full probe could give another Snapshot in
+    identity or locality (a function came or went, a driver was bound or unbound); it ignores link and port state.
+    """
+
+    gpus: tuple[GpuReading, ...]
+    fingerprint: str

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of the driver. Messages name the object (claim, device, path, option) and the next step.
+
+DriverError
++-- ConfigError       argv, environment or configuration file: exit status 2 at start
++-- ClaimError        one claim cannot be served; `retryable` says whether waiting may help
++-- RecordError       the record of prepared claims cannot be used now
++-- SocketError       a socket cannot be had (path too long, taken by a live process)
++-- ApiError          the API server; see ApiReason
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class DriverError(Exception):
+    """Base of everything the driver raises on purpose."""
+
+
+class ConfigError(DriverError):
+    """Unknown, malformed or contradictory input of the person who runs the agent."""
+
+
+class ClaimError(DriverError):
+    """This claim cannot be prepared or unprepared. `retryable`: the same call may succeed later without a change of the
+    claim (API server away, device still being released); callers may wait instead of failing.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class RecordError(DriverError):
+    """The record of prepared claims cannot be opened, read or written."""
+
+
+class SocketError(DriverError):
+    """A unix socket cannot be bound or served."""
+
+
+class ApiReason(StrEnum):
+    """Why the API server did not do what was asked."""
+
+    NOT_FOUND = "not-found"
+    CONFLICT = "conflict"
+    ALREADY_EXISTS = "already-exists"
+    FORBIDDEN = "forbidden"
+    INVALID = "invalid"
+    GONE = "gone"
+    """A watch or list continues from a resource version that the server no longer has (410)."""
+    UNAVAILABLE = "unavailable"
+    """Not reached, no answer in time, 429 or 5xx: the same call may succeed later."""
+    OTHER = "other"
+
+
+class ApiError(DriverError):
+    """A call to the API server failed. `status` is the HTTP status, None when there was no answer."""
+
+    def __init__(self, message: str, *, reason: ApiReason, status: int | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed later without anyone changing anything."""
+        return self.reason is ApiReason.UNAVAILABLE
