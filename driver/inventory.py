@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The newest good Snapshot of the node, and how fresh it is.
+
+One thread looks: a cheap rescan every interval, a full probe when the rescan's fingerprint changed, when somebody asked,
+or when the last probe failed. A failed probe never replaces a good Snapshot; it is said in `state()` until one succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from discovery import codec, model
+from discovery.address import PciAddress
+from discovery.errors import ProbeError
+
+logger = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 60.0
+"""A first probe loads NVML and may wait for the driver to wake every GPU: seconds on a large node, never a minute."""
+
+RESCAN_TIMEOUT_S = 15.0
+RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Pauses after the first, second, ... failed probe in a row."""
+
+STALE_INTERVALS = 3
+"""A reading older than this many intervals says nothing about now."""
+
+
+class Prober(Protocol):
+    """What looks at the hardware. Every call raises ProbeError when it gave nothing."""
+
+    def probe(self, *, timeout_s: float) -> model.Snapshot:
+        """A full look."""
+
+    def rescan(self, *, timeout_s: float) -> model.Rescan:
+        """A cheap look at identity and state."""
+
+
+class ProbeObserver(Protocol):
+    """Who counts probes."""
+
+    def probe(self, *, seconds: float, ok: bool, reason: str) -> None:
+        """A look ended; `reason` is `probe` or `rescan` where it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryState:
+    """What is known now. `generation` grows with every Snapshot of other content; 0 before the first.
+
+    `readings`: the last state of each GPU that a rescan or probe saw. `read_at`: when that look ended, seconds since the
+    epoch; None before the first. `error`: why the last probe failed, None when it did not.
+    """
+
+    snapshot: model.Snapshot | None = None
+    generation: int = 0
+    readings: Mapping[PciAddress, model.GpuReading] = field(default_factory=dict)
+    read_at: float | None = None
+    error: str | None = None
+    fingerprint: str | None = None
+    changes: int = 0
+    """Grows with every change of anything a watcher may care about: Snapshot, readings, error."""
+
+
+def _readings(snapshot: model.Snapshot) -> dict[PciAddress, model.GpuReading]:
+    return {
+        gpu.address: model.GpuReading(
+            address=gpu.address,
+            state=gpu.state,
+            state_reason=gpu.state_reason,
+            driver=gpu.pci.driver,
+            uuid=gpu.uuid,
+        )
+        for gpu in snapshot.gpus
+    }
+
+
+class Inventory:
+    """Owns the probing thread. `start` and `stop` once each; everything else from any thread."""
+
+    def __init__(
+        self,
+        prober: Prober,
+        *,
+        interval_s: float,
+        observer: ProbeObserver,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._prober = prober
+        self._interval_s = interval_s
+        self._observer = observer
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._state = InventoryState()
+        self._wanted = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="inventory", daemon=True)
+
+    def start(self) -> None:
+        """Begin with a full probe, at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop. A look under way ends when its prober is closed, which is the caller's to do."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def state(self) -> InventoryState:
+        """What is known now, as one value."""
+        with self._changed:
+            return self._state
+
+    def snapshot(self) -> model.Snapshot | None:
+        """The newest good Snapshot, None before the first."""
+        return self.state().snapshot
+
+    def request_probe(self) -> None:
+        """Ask for a full probe soon."""
+        with self._changed:
+            self._wanted = True
+            self._changed.notify_all()
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Wait until `state().changes` differs from `seen`, or the time is over; the present count is the answer."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state.changes != seen or self._stopping, timeout_s)
+            return self._state.changes
+
+    def fresh(self) -> bool:
+        """Whether the last look is young enough to speak for now."""
+        read_at = self.state().read_at
+        return read_at is not None and self._clock() - read_at <= STALE_INTERVALS * self._interval_s
+
+    def _set(self, state: InventoryState) -> None:
+        with self._changed:
+            if replace(state, changes=0, read_at=None) != replace(self._state, changes=0, read_at=None):
+                state = replace(state, changes=self._state.changes + 1)
+            self._state = state
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        failures = 0
+        must_probe = True
+        while not self._stopping:
+            try:
+                if must_probe:
+                    self._probe()
+                else:
+                    must_probe = self._rescan()
+                    if must_probe:
+                        continue
+            except Exception:
+                # The loop is the last door: whatever a prober throws, the node keeps its last good Snapshot.
+                logger.exception("The hardware could not be looked at")
+                failed = True
+            else:
+                failed = self._state.error is not None
+            failures = failures + 1 if failed else 0
+            pause = RETRY_S[min(failures, len(RETRY_S)) - 1] if failures else self._interval_s
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._stopping, pause)
+                must_probe = failed or self._wanted
+                self._wanted = False
+
+    def _probe(self) -> None:
+        began = time.monotonic()
+        try:
+            snapshot = self._prober.probe(timeout_s=PROBE_TIMEOUT_S)
+            rescan = self._prober.rescan(timeout_s=RESCAN_TIMEOUT_S)
+        except ProbeError as error:
+            self._failed("probe", error, began)
+            return
+        self._observer.probe(seconds=time.monotonic() - began, ok=True, reason="")
+        before = self._state
+        same = before.snapshot is not None and codec.same_content(before.snapshot, snapshot)
+        if before.error is not None:
+            logger.info("The hardware can be read again")
+        if not same:
+            ready = sum(gpu.state is model.GpuState.READY for gpu in snapshot.gpus)
+            logger.info(
+                "Node read: %d GPUs, %d ready, %d NICs, %d findings",
+                len(snapshot.gpus),
+                ready,
+                len(snapshot.nics),
+                len(snapshot.findings),
+            )
+            for finding in set(snapshot.findings) - set(before.snapshot.findings if before.snapshot else ()):
+                logger.log(
+                    logging.INFO if finding.severity is model.Severity.INFO else logging.WARNING,
+                    "%s: %s (%s)",
+                    finding.subject,
+                    finding.message,
+                    finding.code,
+                )
+        self._set(
+            replace(
+                before,
+                snapshot=before.snapshot if same else snapshot,
+                generation=before.generation + (not same),
+                readings=_readings(snapshot),
+                read_at=self._clock(),
+                error=None,
+                fingerprint=rescan.fingerprint,
+            )
+        )
+
+    def _rescan(self) -> bool:
+        """Look cheaply; whether a full probe is due."""
+        began = time.monotonic()
+        try:
+            rescan = self._prober.rescan(timeout_s=RESCAN_TIMEOUT_S)
+        except ProbeError as error:
+            self._failed("rescan", error, began)
+            return False
+        before = self._state
+        if rescan.fingerprint != before.fingerprint:
+            return True
+        readings = {reading.address: reading for reading in rescan.gpus}
+        # A change of state matters to what is published, so the whole picture is taken again.
+        if {address: r.state for address, r in readings.items()} != {a: r.state for a, r in before.readings.items()}:
+            return True
+        self._set(replace(before, readings=readings, read_at=self._clock(), error=None))
+        return False
+
+    def _failed(self, what: str, error: ProbeError, began: float) -> None:
+        self._observer.probe(seconds=time.monotonic() - began, ok=False, reason=what)
+        before = self._state
+        message = f"The {what} of the hardware failed: {error}"
+        if before.error != message and not self._stopping:
+            logger.warning("%s; the last good reading stays valid", message)
+        self._set(replace(before, error=message))
