@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codec: round trips of every value, strictness with the place in the message, tolerance towards newer writers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from discovery import codec, errors, model
+from discovery.address import HostBridge, PciAddress
+
+ADDRESSES = st.builds(
+    PciAddress,
+    domain=st.integers(0, 0xFFFFFFFF),
+    bus=st.integers(0, 255),
+    device=st.integers(0, 31),
+    function=st.integers(0, 7),
+)
+GPU = PciAddress(0, 0x1B, 0, 0)
+SNAPSHOT = model.Snapshot(
+    origin=model.Origin.RECORDING,
+    taken_at=12.5,
+    host=model.Host(boot_id="b", memory_bytes=1 << 40, sockets={0: (0, 1), 1: (2,)}, online_cpus=(0, 1, 2)),
+    nvidia_driver=model.NvidiaDriver(version="580.65.06", cuda_version=(13, 0)),
+    numa_nodes=(model.NumaNode(node=1, cpus=(), distances={0: 20, 1: 10}),),
+    gpus=(
+        model.Gpu(
+            pci=model.PciFunction(
+                address=GPU,
+                vendor_id=0x10DE,
+                device_id=0x2330,
+                class_code=0x30200,
+                host_bridge=HostBridge("pci0000:15"),
+                bridges=(PciAddress(0, 0x15, 1, 0),),
+                numa_source=model.Provenance.SYSFS,
+                link=model.PcieLink(max_width=16, max_speed_gts=32.0),
+            ),
+            state=model.GpuState.READY,
+            compute_capability=(9, 0),
+            mig_mode=model.MigMode(current=False, pending=True),
+            nvlinks=(model.NvLink(link=0, active=True, remote_kind=model.RemoteKind.SWITCH),),
+        ),
+    ),
+    findings=(model.Finding(code="c", severity=model.Severity.INFO, subject="s", message="Ünïcode"),),
+)
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """The document of SNAPSHOT as a file would hold it, with some top-level fields replaced."""
+    text = json.dumps(codec.to_json(SNAPSHOT), allow_nan=False)
+    return {**json.loads(text), **changes}
+
+
+def refusal(obj: object) -> str:
+    with pytest.raises(errors.DocumentError) as caught:
+        codec.from_json(obj)
+    return str(caught.value)
+
+
+def test_a_snapshot_survives_json_unchanged() -> None:
+    assert codec.from_json(document()) == SNAPSHOT
+
+
+@given(ADDRESSES)
+@settings(max_examples=50)
+def test_any_address_survives(address: PciAddress) -> None:
+    assert codec.decode(PciAddress, codec.encode(address), place="$") == address
+
+
+def test_unknown_is_absent_and_not_null() -> None:
+    assert "null" not in json.dumps(document())
+    assert "uuid" not in document()["gpus"][0]
+
+
+def test_fields_of_a_newer_writer_are_ignored() -> None:
+    newer = document(colour="green")
+    newer["gpus"][0]["pci"]["aura"] = {"deep": [1]}
+    assert codec.from_json(newer) == SNAPSHOT
+
+
+def test_fields_that_an_older_writer_had_not_take_their_default() -> None:
+    older = document()
+    del older["bridges"], older["gpus"][0]["groups"]
+    assert codec.from_json(older) == SNAPSHOT
+
+
+def test_other_values_refuse_unknown_fields() -> None:
+    with pytest.raises(errors.DocumentError, match=r"here: unknown field 'turbo'; known are current, pending"):
+        codec.decode(model.MigMode, {"current": True, "pending": True, "turbo": 1}, place="here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"apiVersion": "v1"}, "expected apiVersion"),
+        ({"kind": "Machine"}, "expected apiVersion"),
+        ({"schemaVersion": 2}, "newer Nearfield"),
+        ({"schemaVersion": True}, "schemaVersion"),
+        ({"schemaVersion": 0}, "schemaVersion"),
+        ({"takenAt": "now"}, "$.takenAt: expected a number, found 'now'"),
+        ({"takenAt": float("nan")}, "$.takenAt"),
+        ({"takenAt": float("inf")}, "$.takenAt"),
+        ({"takenAt": 10**5000}, "$.takenAt: a huge number is out of range"),
+        ({"origin": "moon"}, "$.origin: 'moon' is none of this-node, recording"),
+        ({"gpus": {}}, "$.gpus: expected a list, found an object"),
+        ({"gpus": [{"state": "ready"}]}, "$.gpus[0]: pci missing"),
+        ({"host": None}, "$.host: expected an object"),
+        ({"host": {"sockets": {"zero": []}}}, "$.host.sockets: the key 'zero'"),
+        ({"host": {"sockets": {"٣": []}}}, "$.host.sockets: the key"),
+        ({"host": {"sockets": {"9" * 5000: []}}}, "$.host.sockets: the key"),
+        ({"host": {"bootId": "\ud800"}}, "$.host.bootId: text with a lone surrogate"),
+        ({"host": {"memoryBytes": 1 << 64}}, "$.host.memoryBytes: the number does not fit 64 bits"),
+        ({"host": {"memoryBytes": 1.0}}, "$.host.memoryBytes: expected a whole number"),
+        ({"host": {"onlineCpus": [False]}}, "$.host.onlineCpus[0]: expected a whole number"),
+        ({"nvidiaDriver": {"version": "1", "cudaVersion": [1]}}, "$.nvidiaDriver.cudaVersion: expected a list of 2"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_place(changes: dict[str, Any], message: str) -> None:
+    assert message in refusal(document(**changes))
+
+
+@pytest.mark.parametrize("address", ["0000:1B:00.0", "00000000:1b:00.0", "0000:1b:20.0", "", "x" * 10_000])
+def test_addresses_in_other_spellings_are_refused(address: str) -> None:
+    doc = document()
+    doc["gpus"][0]["pci"]["address"] = address
+    assert refusal(doc).startswith("$.gpus[0].pci.address: ")
+    assert len(refusal(doc)) < 300
+
+
+@pytest.mark.parametrize("obj", [None, [], "x", 1])
+def test_what_is_no_object_is_refused(obj: object) -> None:
+    assert "no JSON object" in refusal(obj)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["pci", "address", "gpus"]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([field.name for field in dataclasses.fields(model.Snapshot)]), JSON)
+@settings(max_examples=150)
+def test_garbage_is_read_or_refused_and_nothing_else(field: str, garbage: object) -> None:
+    with contextlib.suppress(errors.DocumentError):
+        codec.from_json(document(**{field: garbage}))
+
+
+def test_same_content_leaves_out_when_it_was_taken() -> None:
+    assert codec.same_content(SNAPSHOT, dataclasses.replace(SNAPSHOT, taken_at=99.0))
+    assert not codec.same_content(SNAPSHOT, dataclasses.replace(SNAPSHOT, gpus=()))
+
+
+def test_a_type_without_a_json_form_is_an_error_of_the_program() -> None:
+    with pytest.raises(TypeError):
+        codec.encode(object())
+    with pytest.raises(TypeError):
+        codec.decode(bytes, "", place="$")
