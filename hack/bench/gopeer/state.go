@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// preparedDevice is one device of a prepared claim, as the checkpoint keeps it.
+type preparedDevice struct {
+	Request        string              `json:"request"`
+	Pool           string              `json:"pool"`
+	Device         string              `json:"device"`
+	CDIDeviceID    string              `json:"cdiDeviceID"`
+	ContainerEdits *cdi.ContainerEdits `json:"containerEdits"`
+}
+
+// checkpoint is the whole record of the driver: one JSON document, read and written whole, as Go drivers do.
+type checkpoint struct {
+	APIVersion string                         `json:"apiVersion"`
+	Claims     map[types.UID][]preparedDevice `json:"preparedClaims"`
+}
+
+type state struct {
+	checkpointPath string
+	cdiDir         string
+	driverName     string
+}
+
+func newState(checkpointPath, cdiDir, driverName string) (*state, error) {
+	s := &state{checkpointPath: checkpointPath, cdiDir: cdiDir, driverName: driverName}
+	_, err := s.load()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = s.save(&checkpoint{APIVersion: "v1", Claims: map[types.UID][]preparedDevice{}})
+	}
+	return s, err
+}
+
+// prepare is idempotent. Order: CDI file, then checkpoint, so that a recorded claim always has its file.
+func (s *state) prepare(uid types.UID, wanted []preparedDevice) ([]preparedDevice, error) {
+	record, err := s.load()
+	if err != nil {
+		return nil, err
+	}
+	if prepared, found := record.Claims[uid]; found {
+		return prepared, nil
+	}
+	for index := range wanted {
+		device := &wanted[index]
+		name := fmt.Sprintf("%s-%s", uid, device.Device)
+		device.CDIDeviceID = fmt.Sprintf("%s/claim=%s", s.driverName, name)
+		device.ContainerEdits = &cdi.ContainerEdits{Env: []string{fmt.Sprintf("GPU_DEVICE_%d=%s", index, device.Device)}}
+	}
+	if err := s.writeSpec(uid, wanted); err != nil {
+		return nil, err
+	}
+	record.Claims[uid] = wanted
+	if err := s.save(record); err != nil {
+		return nil, err
+	}
+	return wanted, nil
+}
+
+// unprepare is idempotent: an unknown claim is a success.
+func (s *state) unprepare(uid types.UID) error {
+	record, err := s.load()
+	if err != nil {
+		return err
+	}
+	if _, found := record.Claims[uid]; !found {
+		return nil
+	}
+	if err := os.Remove(s.specPath(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	delete(record.Claims, uid)
+	return s.save(record)
+}
+
+func (s *state) load() (*checkpoint, error) {
+	data, err := os.ReadFile(s.checkpointPath)
+	if err != nil {
+		return nil, err
+	}
+	record := &checkpoint{}
+	if err := json.Unmarshal(data, record); err != nil {
+		return nil, fmt.Errorf("%s: %w", s.checkpointPath, err)
+	}
+	return record, nil
+}
+
+func (s *state) save(record *checkpoint) error {
+	data, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	return writeAtomic(s.checkpointPath, data, true)
+}
+
+func (s *state) specPath(uid types.UID) string {
+	return filepath.Join(s.cdiDir, fmt.Sprintf("%s_%s.json", s.driverName, uid))
+}
+
+func (s *state) writeSpec(uid types.UID, devices []preparedDevice) error {
+	spec := cdi.Spec{Version: "0.5.0", Kind: s.driverName + "/claim"}
+	for _, device := range devices {
+		spec.Devices = append(spec.Devices, cdi.Device{
+			Name:           fmt.Sprintf("%s-%s", uid, device.Device),
+			ContainerEdits: *device.ContainerEdits,
+		})
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	// The CDI library that Go drivers use renames its files into place without a sync; so does this.
+	return writeAtomic(s.specPath(uid), data, false)
+}
+
+// writeAtomic replaces path as a whole. With sync, the content is on the disk before the name is.
+func writeAtomic(path string, data []byte, sync bool) (err error) {
+	file, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(file.Name())
+		}
+	}()
+	_, err = file.Write(data)
+	if err == nil && sync {
+		err = file.Sync()
+	}
+	err = errors.Join(err, file.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), path)
+}
