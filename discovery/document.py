@@ -30,6 +30,18 @@ MAX_PROBLEMS = 20
 
 Place = tuple[str | int, ...]
 
+_EXPECTED = {
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+}
+"""pydantic's error types, in the words of a document."""
+
 _NULL = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]{1,40}|0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}")
@@ -78,7 +90,8 @@ class Document:
             return f"{self.where(place)}: unknown key{hint}"
         if problem["type"] == "missing":
             return f"{self.where(place)}: missing"
-        message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+        message = _EXPECTED.get(problem["type"]) or str(problem["msg"]).removeprefix("Value error, ")
+        message = message.replace("Input should be", "must be")
         given = problem.get("input")
         if problem["type"] != "value_error" and (given is None or isinstance(given, str | int | float)):
             message += f", not {_shown(given)}"

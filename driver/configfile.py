@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration file: strict models of what people write in it, and the way from there to `config.AgentConfig`.
+
+Everything unknown is an error that names the line, so that a misspelt policy never means "no policy". The JSON Schema
+made from the same models is published in docs/configuration.schema.json.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import pydantic
+from pydantic.alias_generators import to_camel
+
+from discovery import address, document
+from discovery.errors import DocumentError
+from driver import config
+from driver.errors import ConfigError
+
+API_VERSION = "config.nearfield.dev/v1alpha1"
+KIND = "AgentConfig"
+RAIL_MAX = 2**31 - 1
+NIC_PATTERN = r"^[0-9a-fA-F]{1,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F](\.[0-7])?$"
+"""What `address.parse` accepts, for editors; here `address.parse` itself judges."""
+
+
+class _Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_name=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class Publish(_Section):
+    """What is published, and in which form."""
+
+    numa_node: Literal["scalar", "list"] = "scalar"
+    """Form of the attribute resource.kubernetes.io/numaNode. `list` needs the cluster's feature DRAListTypeAttributes."""
+
+    pcie_switches: bool = False
+    """Publish all PCIe switches above a GPU, innermost first. Needs the cluster's feature DRAListTypeAttributes."""
+
+
+class Rail(_Section):
+    """The rail that a NIC belongs to."""
+
+    nic: Annotated[str, pydantic.Field(json_schema_extra={"pattern": NIC_PATTERN})]
+    """PCI address of the NIC, such as 0000:18:00.0."""
+
+    rail: Annotated[int, pydantic.Field(ge=0, le=RAIL_MAX)]
+    """Index of the rail, from 0."""
+
+    @pydantic.field_validator("nic")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        return str(address.parse(value))
+
+
+class Topology(_Section):
+    """What an admin knows about the machine and the machine does not tell."""
+
+    overlay_file: Annotated[str, pydantic.Field(max_length=0)] = ""
+    """Must be empty: this version has no overlay."""
+
+    rails: tuple[Rail, ...] = pydantic.Field(default=(), strict=False)
+    """Rails of NICs; a NIC that is not named has none."""
+
+    @pydantic.field_validator("overlay_file", mode="before")
+    @classmethod
+    def _is_empty(cls, value: object) -> object:
+        if isinstance(value, str) and value:
+            raise ValueError(f"must be empty: this version has no topology overlay, so {value[:80]!r} would be ignored")
+        return value
+
+
+class Agent(_Section):
+    """Configuration of the Nearfield agent."""
+
+    api_version: Literal["config.nearfield.dev/v1alpha1"]
+    kind: Literal["AgentConfig"]
+    publish: Publish = Publish()
+    topology: Topology = Topology()
+    sharing: Annotated[tuple[Any, ...], pydantic.Field(max_length=0, strict=False)] = ()
+    """Must be empty: this version shares no GPU."""
+
+    @pydantic.field_validator("sharing", mode="before")
+    @classmethod
+    def _is_empty(cls, value: object) -> object:
+        if isinstance(value, list) and value:
+            raise ValueError("must be empty: this version has no sharing mode, every GPU is handed out whole")
+        return value
+
+
+def load(path: Path) -> config.AgentConfig:
+    """The configuration in a file. ConfigError with one line for every problem."""
+    try:
+        return parse(document.read(path))
+    except DocumentError as err:
+        raise ConfigError(str(err)) from err
+
+
+def parse(source: document.Document) -> config.AgentConfig:
+    """The configuration in a document that was read. ConfigError with one line for every problem."""
+    if not isinstance(source.value, dict):
+        raise ConfigError(f"{source.name}:{source.line(())}: expected apiVersion: {API_VERSION} and kind: {KIND}")
+    try:
+        read = Agent.model_validate(source.value)
+    except pydantic.ValidationError as err:
+        raise ConfigError(source.explain(err.errors(include_url=False), known=_KNOWN)) from err
+    rails: dict[address.PciAddress, int] = {}
+    twice: list[str] = []
+    for index, entry in enumerate(read.topology.rails):
+        nic = address.parse(entry.nic)
+        if nic in rails:
+            twice.append(
+                f"{source.where(('topology', 'rails', index, 'nic'))}: {nic} has a rail already ({rails[nic]})"
+            )
+        rails.setdefault(nic, entry.rail)
+    if twice:
+        raise ConfigError("\n".join(twice))
+    return config.AgentConfig(
+        publish=config.PublishConfig(
+            numa_node=config.NumaNodeForm(read.publish.numa_node), pcie_switches=read.publish.pcie_switches
+        ),
+        topology=config.TopologyConfig(rails=rails),
+    )
+
+
+def to_json(effective: config.AgentConfig) -> dict[str, object]:
+    """A configuration as a document with nothing left out, which `parse` reads back."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "publish": {
+            "numaNode": effective.publish.numa_node.value,
+            "pcieSwitches": effective.publish.pcie_switches,
+        },
+        "topology": {
+            "overlayFile": "",
+            "rails": [{"nic": str(nic), "rail": rail} for nic, rail in sorted(effective.topology.rails.items())],
+        },
+        "sharing": [],
+    }
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the file (draft 2020-12)."""
+    schema = Agent.model_json_schema(by_alias=True, mode="validation")
+    for model in (schema, *schema["$defs"].values()):
+        for entry in model["properties"].values():
+            entry.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": KIND}
+
+
+def _keys(model: type[pydantic.BaseModel], at: document.Place) -> dict[document.Place, tuple[str, ...]]:
+    """The keys of a model and of the models in it, by place; 0 stands for every entry of a list."""
+    known = {at: tuple(name.alias or "" for name in model.model_fields.values())}
+    for name in model.model_fields.values():
+        inside = name.annotation
+        place: document.Place = (*at, name.alias or "")
+        for entry in get_args(inside)[:1]:
+            inside, place = entry, (*place, 0)
+        if isinstance(inside, type) and issubclass(inside, pydantic.BaseModel):
+            known |= _keys(inside, place)
+    return known
+
+
+_KNOWN = _keys(Agent, ())
