@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every part of the benchmark is given: the options of the run, the API server, and specs of fresh drivers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hack.bench import apiserver, drivers, peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How much is measured. The defaults give figures to publish; `QUICK` shows that everything works."""
+
+    rounds: int = 200
+    """Turns of each latency, at each number of prepared claims."""
+
+    gap_s: float = 0.02
+    """The pause before everything that is timed: kubelet never calls back to back, and caches and CPUs cool meanwhile."""
+
+    levels: tuple[int, ...] = (0, 1, 10, 100, 1000)
+    """Numbers of claims that are prepared beside the measured ones."""
+
+    bursts: int = 40
+    """Turns of the measurements with eight claims or devices."""
+
+    throughput_s: float = 8.0
+    """Seconds of back-to-back work for each driver at each level."""
+
+    starts: int = 15
+    """Fresh starts and restarts of each driver."""
+
+    settle_s: float = 5.0
+    """From a start until memory is read."""
+
+    idle_s: float = 60.0
+    """The window in which nothing happens."""
+
+    repairs: int = 10
+    """Slices edited, slices deleted."""
+
+    probes: int = 30
+    """Warm probes of each machine."""
+
+
+QUICK = Options(
+    rounds=20,
+    levels=(0, 100),
+    bursts=5,
+    throughput_s=2.0,
+    starts=3,
+    settle_s=3.0,
+    idle_s=10.0,
+    repairs=3,
+    probes=5,
+)
+
+WARM_UP = 5
+"""Turns before the first that counts."""
+
+
+T = TypeVar("T")
+
+
+class Bench:
+    """One run. `directory` is empty and short enough for sockets."""
+
+    def __init__(self, options: Options, directory: Path, server: apiserver.ApiServer, yardstick: peer.Peer) -> None:
+        self.options = options
+        self.directory = directory
+        self.server = server
+        self.peer = yardstick
+        self._nodes = 0
+        self._never = threading.Event()
+
+    def pause(self, seconds: float | None = None) -> None:
+        """Let the time pass; the gap of the options unless told otherwise."""
+        self._never.wait(self.options.gap_s if seconds is None else seconds)
+
+    def fresh_directory(self, name: str) -> Path:
+        """A path for something of which there may be several in a run."""
+        self._nodes += 1
+        return self.directory / f"{name}-{self._nodes}"
+
+    def agent(self, *, machine: str = "dgx-h100") -> drivers.Spec:
+        """An agent that never ran, on a node of its own."""
+        directory = self.fresh_directory("agent")
+        self.server.create_node(directory.name)
+        return drivers.agent(directory, node=directory.name, kubeconfig=self.server.kubeconfig, machine=machine)
+
+    def yardstick(self) -> drivers.Spec | None:
+        """A Go driver that never ran, on a node of its own; None where there is none."""
+        if self.peer.binary is None:
+            return None
+        directory = self.fresh_directory("peer")
+        self.server.create_node(directory.name)
+        return drivers.peer(directory, node=directory.name, kubeconfig=self.server.kubeconfig, binary=self.peer.binary)
+
+    def contest(self, stack: ExitStack) -> list[drivers.Ready]:
+        """The agent and, where there is one, the Go driver, both ready."""
+        specs = [self.agent(), self.yardstick()]
+        return [stack.enter_context(drivers.Ready(spec, self.server)) for spec in specs if spec is not None]
+
+    def left_out(self) -> tuple[str, ...]:
+        """Why the Go driver is missing, if it is."""
+        return (self.peer.missing,) if self.peer.binary is None else ()
+
+
+def rotated(items: Sequence[T], turn: int) -> list[T]:
+    """The items in another order each turn, so that none always runs in the wake of the same other."""
+    start = turn % len(items)
+    return [*items[start:], *items[:start]]
