@@ -65,7 +65,8 @@ class Floor:
         directory.mkdir()
         socket = directory / "floor.sock"
         self._server = subprocess.Popen([sys.executable, "-m", __name__, str(socket)], stdin=subprocess.PIPE)
-        self._channel = grpc.insecure_channel(f"unix:{socket}")
+        pauses = [(f"grpc.{kind}_reconnect_backoff_ms", 20) for kind in ("initial", "min", "max")]
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=pauses)
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
         self._http = http.client.HTTPConnection(urllib.parse.urlsplit(api_url).netloc, timeout=RPC_TIMEOUT_S)
         self._headers = {"Authorization": f"Bearer {api_token}", "Accept": "application/json"}
