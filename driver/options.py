@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,14 +23,6 @@ DRIVER_NAME_MAX = 63
 """resource.k8s.io refuses a longer ResourceSlice.spec.driver (DriverNameMaxLength)."""
 
 POD_UID_MAX = 63
-SOCKET_PATH_MAX = 107
-"""sockaddr_un.sun_path has 108 bytes, one of them for the final NUL (unix(7))."""
-
-SHORTEST_REGISTRATION_SOCKET = len("dra-" + "0" * 22 + "-reg.sock")
-"""The last resort for the registration socket's name: a hash of 16 bytes, base64, in place of driver name and pod UID."""
-
-SHORTEST_SERVICE_SOCKET = len("dra.sock")
-
 INTERVAL_MIN_S = 0.1
 INTERVAL_MAX_S = 24 * 3600.0
 
@@ -184,8 +176,13 @@ class Option:
 
     @property
     def field(self) -> str:
-        """As in Settings."""
+        """As a Python name."""
         return self.name.replace("-", "_")
+
+    @property
+    def setting(self) -> str:
+        """Its field in Settings, which carries the unit."""
+        return f"{self.field}_s" if self.parse is parse_interval else self.field
 
     @property
     def variable(self) -> str:
@@ -276,7 +273,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="config", metavar="FILE", parse=_optional_path, default="", help="Configuration file (AgentConfig)."),
     Option(
         name="allow-coexistence",
-        metavar="",
+        metavar="true|false",
         parse=parse_switch,
         default="false",
         help="Publish although another driver or device plugin hands out the same GPUs.",
@@ -320,15 +317,15 @@ class Given:
     from_environment: bool = False
 
 
-def build_settings(given: Mapping[str, Given]) -> config.Settings:
-    """The settings from what was given, by field name; the defaults for the rest.
+def parse_given(chosen: Iterable[Option], given: Mapping[str, Given]) -> dict[str, Any]:
+    """The values of some options from what was given, by field name of Settings; the defaults for the rest. An option whose
+    default is derived is left out when it was not given.
 
     Raises ConfigError with one line for every problem.
     """
     problems: list[str] = []
     parsed: dict[str, Any] = {}
-    for option in OPTIONS:
-        key = f"{option.field}_s" if option.parse is parse_interval else option.field
+    for option in chosen:
         value = given.get(option.field)
         if value is None and option.default is None:
             if option.required:
@@ -336,15 +333,28 @@ def build_settings(given: Mapping[str, Given]) -> config.Settings:
             continue
         text = value.text if value is not None else option.default or ""
         try:
-            parsed[key] = option.parse(text)
+            parsed[option.setting] = option.parse(text)
         except ValueError as err:
             problems.append(f"{_spell(option, value, text)}: {err}")
+    if parsed.get("mock") is not None:
+        roots = [f"--{name}" for name in ("sysfs", "procfs", "dev") if name in given]
+        if roots:
+            problems.append(f"--mock brings its own machine: leave out {', '.join(roots)}, or --mock")
     if problems:
         raise ConfigError("\n".join(problems))
+    return parsed
+
+
+def build_settings(given: Mapping[str, Given]) -> config.Settings:
+    """The settings from what was given, by field name; the defaults for the rest.
+
+    Raises ConfigError with one line for every problem.
+    """
+    parsed = parse_given(OPTIONS, given)
     parsed.setdefault("state_dir", parsed["kubelet_dir"] / "plugins" / parsed["driver_name"] / "state")
     parsed.setdefault("driver_root_mount", parsed["driver_root"])
     settings = config.Settings(**parsed)
-    problems = _contradictions(settings, given)
+    problems = _contradictions(settings)
     if problems:
         raise ConfigError("\n".join(problems))
     return settings
@@ -372,12 +382,8 @@ def _spell(option: Option, value: Given | None, text: str) -> str:
     return f"{option.variable}={shown}" if value is not None and value.from_environment else f"{option.flag} {shown}"
 
 
-def _contradictions(settings: config.Settings, given: Mapping[str, Given]) -> list[str]:
+def _contradictions(settings: config.Settings) -> list[str]:
     problems: list[str] = []
-    if settings.mock is not None:
-        roots = [f"--{name}" for name in ("sysfs", "procfs", "dev") if name in given]
-        if roots:
-            problems.append(f"--mock brings its own machine: leave out {', '.join(roots)}, or --mock")
     if settings.http is not None and settings.inspect is not None and settings.http.overlaps(settings.inspect):
         problems.append(
             f"--http {settings.http} and --inspect {settings.inspect} are the same address: give one another port"
@@ -390,15 +396,4 @@ def _contradictions(settings: config.Settings, given: Mapping[str, Given]) -> li
         problems.append(
             f"--state-dir and --cdi-dir are both {settings.cdi_dir}: runtimes read every file in a CDI folder"
         )
-    for folder, name in (
-        (settings.registry_dir, SHORTEST_REGISTRATION_SOCKET),
-        (settings.plugin_dir, SHORTEST_SERVICE_SOCKET),
-    ):
-        length = len(str(folder).encode(errors="surrogateescape")) + 1 + name
-        if length > SOCKET_PATH_MAX:
-            problems.append(
-                f"--kubelet-dir {settings.kubelet_dir}: a socket in {folder} would have a path of {length} bytes, and Linux"
-                f" takes at most {SOCKET_PATH_MAX}; use a shorter path"
-            )
-            break
     return problems

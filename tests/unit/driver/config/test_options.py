@@ -4,7 +4,7 @@
 - the table has one entry for each field of Settings; the documented defaults hold
 - every parser: what it takes, what it refuses, and that the refusal names option (or variable) and value
 - defaults that follow from other options
-- contradictions: mock with roots, one address for two servers, folders that spoil each other, socket paths that do not fit
+- contradictions: mock with roots, one address for two servers, folders that spoil each other
 - all problems are said at once
 """
 
@@ -244,19 +244,6 @@ def test_folders_that_spoil_each_other() -> None:
     assert line.startswith("--state-dir /var/lib/kubelet/plugins_registry/x: kubelet searches")
     (line,) = refusal(state_dir="/x", cdi_dir="/x")
     assert line.startswith("--state-dir and --cdi-dir are both /x")
-
-
-def test_a_kubelet_dir_that_no_socket_fits_below() -> None:
-    longest = options.SOCKET_PATH_MAX - len("/plugins_registry/") - options.SHORTEST_REGISTRATION_SOCKET
-    assert build(kubelet_dir="/" + "k" * (longest - 1)).node_name == "n1"
-    (line,) = refusal(kubelet_dir="/" + "k" * longest)
-    assert line.startswith("--kubelet-dir /kkk")
-    assert "would have a path of 108 bytes, and Linux takes at most 107; use a shorter path" in line
-
-
-def test_a_driver_name_counts_in_the_service_socket_path() -> None:
-    (line,) = refusal(kubelet_dir="/" + "k" * 30, driver_name="d" * 63)
-    assert f"a socket in /{'k' * 30}/plugins/{'d' * 63} would have a path of 112 bytes" in line
 
 
 def test_paths_that_must_be_there_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `nearfield`. Each verb is a module of this package, imported when it runs.
+
+Law of the door: exit status 0 done, 1 failed, 2 usage or configuration, 130 interrupted, 141 nobody reads the output; a
+person sees one line that names the object and the next step, never a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from discovery.errors import DiscoveryError
+from driver.errors import ConfigError, DriverError
+from driver.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+VERBS: dict[str, str] = {
+    "run": "Run the agent of this node.",
+    "demo": "Run the agent on a mock machine, from the wires to a prepared claim.",
+    "topo": "Show how GPUs and NICs of this machine are wired.",
+    "devices": "Show the devices that would be published.",
+    "slices": "Show the ResourceSlices that would be published.",
+    "claims": "Show the claims that are prepared on this node.",
+    "machines": "Show the machines that --mock takes by name.",
+    "capture": "Write this machine, redacted, as a file for --mock.",
+    "config": "Check a configuration file, or print its schema.",
+}
+"""The verbs and what `nearfield --help` says about them; each is the click command `command` of the module of its name."""
+
+EXAMPLES = """\b
+Examples:
+  nearfield topo                              this machine, as a matrix
+  nearfield topo --mock dgx-h100 -o json      a machine that you do not have
+  nearfield slices --node-name n1 -o yaml | kubectl create -f -
+  nearfield capture -o node.json.gz           this machine as a file, redacted
+  nearfield run --node-name n1 --mock dgx-h100 --kubeconfig ~/.kube/config
+"""
+
+
+class Verbs(click.Group):
+    """A group that knows its verbs without importing them."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """All verbs, in the order in which a person meets them."""
+        return list(VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        """Import one verb."""
+        if name not in VERBS:
+            return None
+        command = importlib.import_module(f"driver.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the verb that was meant."""
+        close = get_close_matches(args[0], VERBS, n=1)
+        if close and args[0] not in VERBS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog=EXAMPLES,
+    help="Nearfield finds out how the GPUs of a node are wired, publishes it as ResourceSlices, and prepares claims.\n\n"
+    "Every option has an environment variable: --node-name is NEARFIELD_NODE_NAME.",
+)
+@click.version_option(VERSION, "-V", "--version", prog_name="nearfield", message="%(prog)s %(version)s")
+def group() -> None:
+    """Nothing happens before a verb."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        # A product name that the terminal's encoding lacks must not end the command.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    if os.environ.get("NEARFIELD_LOG_LEVEL") == "debug":
+        logging.basicConfig(level=logging.DEBUG)
+    status = _run(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = _nobody_reads()
+    except OSError as err:
+        # A full disk behind a redirection shows at the flush.
+        status = status or _failed(f"The output could not be written: {err.strerror}")
+        _silence()
+    sys.exit(status)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        result = group.main(args=arguments, prog_name="nearfield", standalone_mode=False)
+    except click.ClickException as err:
+        err.show()
+        return err.exit_code
+    except ConfigError as err:
+        return _failed(str(err), status=2)
+    except (DriverError, DiscoveryError) as err:
+        return _failed(str(err))
+    except (click.Abort, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        return _nobody_reads()
+    except OSError as err:
+        logger.debug("An operation of the system failed", exc_info=True)
+        return _failed(f"{err.filename}: {err.strerror}" if err.filename and err.strerror else str(err))
+    except Exception as err:
+        logger.debug("A defect ended the command", exc_info=True)
+        at = traceback.extract_tb(err.__traceback__)[-1]
+        return _failed(
+            f"Internal error: {type(err).__name__}: {err} ({Path(at.filename).name}:{at.lineno}). This is a defect of"
+            f" nearfield {VERSION}; please report it with the command line."
+        )
+    return result if isinstance(result, int) else 0
+
+
+def _failed(message: str, *, status: int = 1) -> int:
+    click.echo(f"Error: {message}", err=True)
+    return status
+
+
+def _nobody_reads() -> int:
+    _silence()
+    return 128 + signal.SIGPIPE
+
+
+def _silence() -> None:
+    """Give standard output another end, so that the interpreter's own last flush has nothing to complain about."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

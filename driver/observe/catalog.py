@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric of the agent: name, kind, meaning and labels, in one table. docs/metrics.md is written from it.
+
+Base units; `_total` for counters only; labels are bounded: those with a known set of values start at zero, the others are
+bounded by the hardware. No claim, pod or user ever is a label.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from discovery import model
+
+OTHER = "other"
+"""Stands for a label value that is not in its set, so that a set stays bounded whatever is counted."""
+
+RESULTS = ("success", "error")
+
+RPC_METHODS = ("NodePrepareResources", "NodeUnprepareResources")
+
+CALL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 45)
+"""A prepare takes milliseconds, and at most kubelet's deadline of 45 s."""
+
+PROBE_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Kind(StrEnum):
+    """How a metric behaves, in the words of the exposition format."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """A label; `values` is None where the hardware bounds it."""
+
+    name: str
+    values: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[Label, ...] = field(default=())
+    buckets: tuple[float, ...] = ()
+
+    def zero_series(self) -> Iterable[tuple[str, ...]]:
+        """The label values that exist before anything was counted."""
+        return itertools.product(*(label.values or () for label in self.labels))
+
+    def bounded(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """Label values with `other` for what is in no set."""
+        return tuple(
+            value if label.values is None or value in label.values else OTHER
+            for label, value in zip(self.labels, values, strict=True)
+        )
+
+
+_DEVICE = (Label(name="device"), Label(name="uuid"))
+_RESULT = Label(name="result", values=RESULTS)
+
+BUILD_INFO = Metric(
+    name="nearfield_build_info",
+    kind=Kind.GAUGE,
+    help="Always 1; the version of the agent and of Python.",
+    labels=(Label(name="version"), Label(name="python")),
+)
+READY = Metric(name="nearfield_ready", kind=Kind.GAUGE, help="1 when /readyz answers 200.")
+RPC_TOTAL = Metric(
+    name="nearfield_rpc_total",
+    kind=Kind.COUNTER,
+    help="Calls of kubelet; error: at least one claim of the call failed.",
+    labels=(Label(name="method", values=RPC_METHODS), _RESULT),
+)
+RPC_SECONDS = Metric(
+    name="nearfield_rpc_duration_seconds",
+    kind=Kind.HISTOGRAM,
+    help="Time to answer a call of kubelet.",
+    labels=(Label(name="method", values=RPC_METHODS),),
+    buckets=CALL_BUCKETS_S,
+)
+PREPARE_TOTAL = Metric(
+    name="nearfield_prepare_total", kind=Kind.COUNTER, help="Claims that kubelet asked to prepare.", labels=(_RESULT,)
+)
+PREPARE_SECONDS = Metric(
+    name="nearfield_prepare_duration_seconds",
+    kind=Kind.HISTOGRAM,
+    help="Time to prepare one claim, waiting for the API server and for locks included.",
+    buckets=CALL_BUCKETS_S,
+)
+UNPREPARE_TOTAL = Metric(
+    name="nearfield_unprepare_total",
+    kind=Kind.COUNTER,
+    help="Claims that kubelet asked to unprepare.",
+    labels=(_RESULT,),
+)
+UNPREPARE_SECONDS = Metric(
+    name="nearfield_unprepare_duration_seconds",
+    kind=Kind.HISTOGRAM,
+    help="Time to unprepare one claim.",
+    buckets=CALL_BUCKETS_S,
+)
+CLAIMS_PREPARED = Metric(name="nearfield_claims_prepared", kind=Kind.GAUGE, help="Claims in the record of this node.")
+RECORD_ERRORS = Metric(
+    name="nearfield_record_errors_total",
+    kind=Kind.COUNTER,
+    help="Troubles of the record: damaged (moved aside and rebuilt), unreadable, unwritable.",
+    labels=(Label(name="kind", values=("damaged", "unreadable", "unwritable", OTHER)),),
+)
+CDI_RECONCILED = Metric(
+    name="nearfield_cdi_reconciled_total",
+    kind=Kind.COUNTER,
+    help="CDI files that were lost, changed or left over, and put right.",
+)
+PROBE_SECONDS = Metric(
+    name="nearfield_probe_duration_seconds",
+    kind=Kind.HISTOGRAM,
+    help="Time of a full look at the hardware that succeeded.",
+    buckets=PROBE_BUCKETS_S,
+)
+PROBE_ERRORS = Metric(
+    name="nearfield_probe_errors_total",
+    kind=Kind.COUNTER,
+    help="Looks at the hardware that gave nothing, by the kind of look.",
+    labels=(Label(name="reason", values=("probe", "rescan", "sample", OTHER)),),
+)
+PROBE_LAST_SUCCESS = Metric(
+    name="nearfield_probe_last_success_timestamp_seconds",
+    kind=Kind.GAUGE,
+    help="When the hardware was last read, full or cheap; no series before the first time.",
+)
+DEVICES = Metric(
+    name="nearfield_devices",
+    kind=Kind.GAUGE,
+    help="GPUs found on this node, by state; only ready ones can be handed out.",
+    labels=(Label(name="type", values=("gpu",)), Label(name="state", values=tuple(model.GpuState))),
+)
+DEVICE_INFO = Metric(
+    name="nearfield_device_info",
+    kind=Kind.GAUGE,
+    help="Always 1; joins the names of a device: Kubernetes', NVML's and the PCI bus's.",
+    labels=(
+        Label(name="uuid"),
+        Label(name="pci_bus_id"),
+        Label(name="device"),
+        Label(name="pool"),
+        Label(name="product"),
+    ),
+)
+GPU_UTILIZATION = Metric(
+    name="nearfield_gpu_utilization_ratio",
+    kind=Kind.GAUGE,
+    help="Part of the driver's last sampling period in which a kernel ran, 0 to 1; read at most every 15 s.",
+    labels=_DEVICE,
+)
+GPU_MEMORY_USED = Metric(
+    name="nearfield_gpu_memory_used_bytes",
+    kind=Kind.GAUGE,
+    help="Memory of the GPU in use; read at most every 15 s.",
+    labels=_DEVICE,
+)
+GPU_NIC_PAIRS = Metric(
+    name="nearfield_gpu_nic_pairs",
+    kind=Kind.GAUGE,
+    help="GPUs by the path to their paired NIC.",
+    labels=(Label(name="class", values=(*model.PathClass, "NONE")),),
+)
+ALIGNED_SETS_FREE = Metric(
+    name="nearfield_aligned_sets_free",
+    kind=Kind.GAUGE,
+    help="Aligned pairs (size 2) and quads (size 4) of ready GPUs that no prepared claim holds any GPU of.",
+    labels=(Label(name="size", values=("2", "4")),),
+)
+FINDINGS = Metric(
+    name="nearfield_findings",
+    kind=Kind.GAUGE,
+    help="Odd things found on this node, by severity; `nearfield topo` lists them.",
+    labels=(Label(name="severity", values=tuple(model.Severity)),),
+)
+SLICES_PUBLISHED = Metric(
+    name="nearfield_slices_published", kind=Kind.GAUGE, help="ResourceSlices of this node that stand on the API server."
+)
+SLICE_GENERATION = Metric(
+    name="nearfield_slice_generation",
+    kind=Kind.GAUGE,
+    help="Generation of the pool; no series while nothing is published.",
+)
+SLICE_PUBLISH_TOTAL = Metric(
+    name="nearfield_slice_publish_total",
+    kind=Kind.COUNTER,
+    help="Writes of ResourceSlices to the API server.",
+    labels=(Label(name="verb", values=("create", "update", "delete")), _RESULT),
+)
+DEVICE_TAINTED = Metric(
+    name="nearfield_device_tainted",
+    kind=Kind.GAUGE,
+    help="Published devices that carry a taint of ours.",
+    labels=(Label(name="reason", values=("absent",)),),
+)
+KUBELET_REGISTERED = Metric(
+    name="nearfield_kubelet_registered", kind=Kind.GAUGE, help="1 when kubelet has taken the driver."
+)
+HEALTH_EVENTS = Metric(
+    name="nearfield_health_events_total",
+    kind=Kind.COUNTER,
+    help="Changes of a device's health, by what it became.",
+    labels=(Label(name="kind", values=("healthy", "unhealthy", "unknown")),),
+)
+EVENTS_TOTAL = Metric(
+    name="nearfield_events_total",
+    kind=Kind.COUNTER,
+    help="Kubernetes Events written for people.",
+    labels=(_RESULT,),
+)
+
+METRICS: tuple[Metric, ...] = (
+    BUILD_INFO,
+    READY,
+    DEVICES,
+    DEVICE_INFO,
+    GPU_UTILIZATION,
+    GPU_MEMORY_USED,
+    GPU_NIC_PAIRS,
+    ALIGNED_SETS_FREE,
+    FINDINGS,
+    PROBE_SECONDS,
+    PROBE_ERRORS,
+    PROBE_LAST_SUCCESS,
+    SLICES_PUBLISHED,
+    SLICE_GENERATION,
+    SLICE_PUBLISH_TOTAL,
+    DEVICE_TAINTED,
+    KUBELET_REGISTERED,
+    RPC_TOTAL,
+    RPC_SECONDS,
+    CLAIMS_PREPARED,
+    PREPARE_TOTAL,
+    PREPARE_SECONDS,
+    UNPREPARE_TOTAL,
+    UNPREPARE_SECONDS,
+    RECORD_ERRORS,
+    CDI_RECONCILED,
+    HEALTH_EVENTS,
+    EVENTS_TOTAL,
+)
+"""In the order of the documentation: the node, what is published, what kubelet asks."""
+
+
+def table() -> str:
+    """The catalogue as a Markdown table."""
+    rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for metric in METRICS:
+        labels = "; ".join(
+            f"`{label.name}`" + (f" ({', '.join(label.values)})" if label.values else "") for label in metric.labels
+        )
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the state of the agent to the values of its gauges. What it reads, it reads through the Protocol here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from discovery import model
+from discovery.address import PciAddress
+from driver import inventory, values
+from driver.errors import DriverError
+from driver.observe import catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What stands on the API server for this node. `tainted`: reason -> number of devices."""
+
+    slices: int = 0
+    generation: int | None = None
+    tainted: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the record of prepared claims holds. `devices`: names of all devices that a claim holds."""
+
+    claims: int = 0
+    devices: frozenset[str] = frozenset()
+
+
+class AgentState(Protocol):
+    """What the agent knows now. Every method answers at once and may be called from every thread."""
+
+    def inventory(self) -> inventory.InventoryState:
+        """The newest Snapshot, and when the hardware was read."""
+
+    def published(self) -> Published:
+        """What is published."""
+
+    def recorded(self) -> Recorded:
+        """What is prepared. May raise RecordError."""
+
+    def registered(self) -> bool:
+        """Whether kubelet has taken the driver."""
+
+    def ready(self) -> bool:
+        """Whether /readyz would answer 200."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One series of a gauge."""
+
+    metric: catalog.Metric
+    labels: tuple[str, ...] = ()
+    value: float
+
+
+def read(state: AgentState, *, pool: str, samples: Iterable[model.GpuSample]) -> Iterator[Reading]:
+    """Every gauge that is known now. What cannot be read has no series; it takes no other gauge with it."""
+    now = state.inventory()
+    if now.read_at is not None:
+        yield Reading(metric=catalog.PROBE_LAST_SUCCESS, value=now.read_at)
+    recorded = _recorded(state)
+    if recorded is not None:
+        yield Reading(metric=catalog.CLAIMS_PREPARED, value=recorded.claims)
+    if now.snapshot is not None:
+        yield from _hardware(now.snapshot, pool=pool)
+        yield from _samples(now.snapshot, samples)
+        if recorded is not None:
+            yield from _free_sets(now.snapshot, recorded.devices)
+    published = state.published()
+    yield Reading(metric=catalog.SLICES_PUBLISHED, value=published.slices)
+    if published.generation is not None:
+        yield Reading(metric=catalog.SLICE_GENERATION, value=published.generation)
+    yield from _counted(catalog.DEVICE_TAINTED, published.tainted)
+    yield Reading(metric=catalog.KUBELET_REGISTERED, value=state.registered())
+    yield Reading(metric=catalog.READY, value=state.ready())
+
+
+def _recorded(state: AgentState) -> Recorded | None:
+    try:
+        return state.recorded()
+    except DriverError:
+        return None
+
+
+def _hardware(snapshot: model.Snapshot, *, pool: str) -> Iterator[Reading]:
+    states = Counter(gpu.state for gpu in snapshot.gpus)
+    for state in model.GpuState:
+        yield Reading(metric=catalog.DEVICES, labels=("gpu", state), value=states[state])
+    for gpu in snapshot.gpus:
+        if gpu.state is model.GpuState.READY and gpu.uuid is not None:
+            name = values.gpu_device_name(gpu.address)
+            labels = (gpu.uuid, str(gpu.address), name, pool, gpu.product or "")
+            yield Reading(metric=catalog.DEVICE_INFO, labels=labels, value=1)
+    yield from _counted(
+        catalog.GPU_NIC_PAIRS, Counter("NONE" if gpu.nic is None else str(gpu.nic.distance) for gpu in snapshot.gpus)
+    )
+    yield from _counted(catalog.FINDINGS, Counter(str(finding.severity) for finding in snapshot.findings))
+
+
+def _samples(snapshot: model.Snapshot, samples: Iterable[model.GpuSample]) -> Iterator[Reading]:
+    for sample in samples:
+        gpu = snapshot.gpu(sample.address)
+        if gpu is None or gpu.uuid is None:
+            continue
+        labels = (values.gpu_device_name(gpu.address), gpu.uuid)
+        if sample.utilization_ratio is not None:
+            yield Reading(metric=catalog.GPU_UTILIZATION, labels=labels, value=sample.utilization_ratio)
+        if sample.memory_used_bytes is not None:
+            yield Reading(metric=catalog.GPU_MEMORY_USED, labels=labels, value=sample.memory_used_bytes)
+
+
+def _free_sets(snapshot: model.Snapshot, held: frozenset[str]) -> Iterator[Reading]:
+    for size, groups in (
+        ("2", {gpu.address: gpu.groups.aligned_pair for gpu in snapshot.gpus}),
+        ("4", {gpu.address: gpu.groups.aligned_quad for gpu in snapshot.gpus}),
+    ):
+        free: dict[PciAddress, bool] = {}
+        for gpu in snapshot.gpus:
+            group = groups[gpu.address]
+            if group is not None:
+                usable = gpu.state is model.GpuState.READY and values.gpu_device_name(gpu.address) not in held
+                free[group] = free.get(group, True) and usable
+        yield Reading(metric=catalog.ALIGNED_SETS_FREE, labels=(size,), value=sum(free.values()))
+
+
+def _counted(metric: catalog.Metric, counts: Mapping[str, int]) -> Iterator[Reading]:
+    """One series for each known value of a metric's only label; what is unknown is left out."""
+    for (value,) in metric.zero_series():
+        yield Reading(metric=metric, labels=(value,), value=counts.get(value, 0))
