@@ -30,6 +30,12 @@ MAX_PROBLEMS = 20
 
 Place = tuple[str | int, ...]
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser where PyYAML was built with it: the same events, eight times faster."""
+
+_NOT_PRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What YAML 1.2.2 (section 5.1) lets nobody write but as an escape."""
+
 _EXPECTED = {
     "model_type": "must be a mapping",
     "dict_type": "must be a mapping",
@@ -118,18 +124,19 @@ def parse(data: bytes, *, name: str, max_bytes: int = MAX_BYTES) -> Document:
     except UnicodeDecodeError as err:
         line = data.count(b"\n", 0, err.start) + 1
         raise DocumentError(f"{name}:{line}: not UTF-8 (byte {err.start})") from err
+    if control := _NOT_PRINTABLE.search(text):
+        line = text.count("\n", 0, control.start()) + 1
+        raise DocumentError(f"{name}:{line}: not YAML: the character {control.group()!a} is not allowed")
     builder = _Builder(name)
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in yaml.parse(text, Loader=_LOADER):
             builder.take(event)
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         line = mark.line + 1 if mark else 1
         raise DocumentError(f"{name}:{line}: not YAML: {err.problem or err.context}") from err
     except yaml.YAMLError as err:
-        position = getattr(err, "position", 0)
-        line = text.count("\n", 0, position if isinstance(position, int) else 0) + 1
-        raise DocumentError(f"{name}:{line}: not YAML: {getattr(err, 'reason', err)}") from err
+        raise DocumentError(f"{name}:1: not YAML: {err}") from err
     return Document(name=name, value=builder.value, lines=builder.lines)
 
 
@@ -186,7 +193,7 @@ class _Builder:
         if self._open and isinstance(self._open[-1][1], dict) and self._key[-1] is None:
             self._take_key(text, line)
         else:
-            self._place(_resolve(text) if event.style is None else text, line)
+            self._place(text if event.style else _resolve(text), line)
 
     def _take_key(self, key: str, line: int) -> None:
         place, mapping = self._open[-1]

@@ -123,7 +123,7 @@ def test_errors_name_line_and_key(text: str, lines: list[str]) -> None:
 def test_a_file_that_is_no_yaml_is_a_config_error(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(HEAD.encode() + b"publish: {numaNode: list\n")
-    with pytest.raises(ConfigError, match=r"c\.yaml:4: not YAML: expected ',' or '}'"):
+    with pytest.raises(ConfigError, match=r"c\.yaml:4: not YAML: .*expected ',' or '}'"):
         configfile.load(path)
     with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read: No such file"):
         configfile.load(tmp_path / "nothing.yaml")
