@@ -126,22 +126,6 @@ def size(amount: int | None) -> str:
     return f"{value:.1f} TiB"
 
 
-def ranges(numbers: Sequence[int] | None) -> str:
-    """CPUs as the kernel writes them: 0-3,8."""
-    if not numbers:
-        return MISSING
-    parts: list[str] = []
-    first = last = None
-    for number in [*sorted(numbers), None]:
-        if last is not None and number == last + 1:
-            last = number
-            continue
-        if last is not None:
-            parts.append(f"{first}" if first == last else f"{first}-{last}")
-        first = last = number
-    return ",".join(parts)
-
-
 def _yaml(values: Sequence[object]) -> str:
     import yaml
 

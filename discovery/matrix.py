@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table that people know from `nvidia-smi topo -m`: GPUs and NICs against each other, with CPUs and NUMA node. Pure.
+
+GPU0, NIC0, ... count in order of PCI address; they name a row here and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from discovery import model
+from discovery.address import PciAddress
+
+SELF = "X"
+UNKNOWN = "?"
+
+LEGEND: tuple[tuple[str, str], ...] = (
+    (SELF, "the device itself"),
+    ("NV#", "# NVLinks, direct or through NVSwitches"),
+    ("PIX", "at most one PCIe switch"),
+    ("PXB", "several PCIe switches, but no host bridge"),
+    ("PHB", "a PCIe host bridge, as a rule the CPU"),
+    ("NODE", "several host bridges of one NUMA node"),
+    ("SYS", "the interconnect between NUMA nodes"),
+    (UNKNOWN, "several host bridges, and the NUMA node of one of the two is unknown"),
+)
+"""What a path crosses, nearest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One device. `paths` has one entry for each column, in the same order as the rows."""
+
+    label: str
+    pci: model.PciFunction
+    description: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """GPUs first, then NICs."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns."""
+        return tuple(row.label for row in self.rows)
+
+
+def build(snapshot: model.Snapshot) -> Matrix:
+    """The matrix of a Snapshot."""
+    devices = [
+        *((f"GPU{index}", gpu.pci, _describe_gpu(gpu)) for index, gpu in enumerate(snapshot.gpus)),
+        *((f"NIC{index}", nic.pci, _describe_nic(nic)) for index, nic in enumerate(snapshot.nics)),
+    ]
+    paths = {(path.a, path.b): path for path in snapshot.paths}
+
+    def spell(a: PciAddress, b: PciAddress) -> str:
+        if a == b:
+            return SELF
+        path = paths.get((min(a, b), max(a, b)))
+        if path is not None and path.nvlinks:
+            return f"NV{path.nvlinks}"
+        if path is None or path.path_class is model.PathClass.UNKNOWN:
+            return UNKNOWN
+        return path.path_class.value
+
+    return Matrix(
+        rows=tuple(
+            Row(
+                label=label,
+                pci=pci,
+                description=description,
+                paths=tuple(spell(pci.address, other.address) for _, other, _ in devices),
+            )
+            for label, pci, description in devices
+        )
+    )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """CPUs as the kernel writes them: 0-3,8."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def _describe_gpu(gpu: model.Gpu) -> str:
+    name = gpu.product or f"NVIDIA device {gpu.pci.device_id:04x}"
+    return name if gpu.state is model.GpuState.READY else f"{name} ({gpu.state})"
+
+
+def _describe_nic(nic: model.Nic) -> str:
+    names = [*(device.name for device in nic.rdma_devices), *(interface.name for interface in nic.interfaces)]
+    return ", ".join(dict.fromkeys(names)) or f"device {nic.pci.vendor_id:04x}:{nic.pci.device_id:04x}"

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix of paths.
+
+- labels in order, GPUs before NICs; NVLink before the path class; unknown is said; both halves agree
+- a NIC is described by its RDMA devices and interfaces, a sick GPU by its state
+- CPU lists in the kernel's spelling
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from discovery import address, matrix, model
+
+A, B, C = (address.parse(text) for text in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"))
+
+
+def function(place: address.PciAddress) -> model.PciFunction:
+    return model.PciFunction(address=place, vendor_id=0x10DE, device_id=0x2330, class_code=0x030200)
+
+
+def gpu(place: address.PciAddress, state: model.GpuState = model.GpuState.READY) -> model.Gpu:
+    return model.Gpu(pci=function(place), state=state, product="NVIDIA H100")
+
+
+def snapshot(**parts: tuple[object, ...]) -> model.Snapshot:
+    return model.Snapshot(origin=model.Origin.RECORDING, taken_at=0, host=model.Host(), **parts)  # type: ignore[arg-type]
+
+
+def test_gpus_and_nics_against_each_other() -> None:
+    built = matrix.build(
+        snapshot(
+            gpus=(gpu(A), gpu(B, model.GpuState.VFIO)),
+            nics=(model.Nic(pci=function(C)),),
+            paths=(
+                model.Path(a=A, b=B, path_class=model.PathClass.SYS, nvlinks=18),
+                model.Path(a=A, b=C, path_class=model.PathClass.PIX),
+                model.Path(a=B, b=C, path_class=model.PathClass.UNKNOWN),
+            ),
+        )
+    )
+    assert built.labels == ("GPU0", "GPU1", "NIC0")
+    assert [row.paths for row in built.rows] == [("X", "NV18", "PIX"), ("NV18", "X", "?"), ("PIX", "?", "X")]
+    assert [row.description for row in built.rows] == ["NVIDIA H100", "NVIDIA H100 (vfio)", "device 10de:2330"]
+
+
+def test_a_path_that_nobody_found_is_unknown() -> None:
+    assert [row.paths for row in matrix.build(snapshot(gpus=(gpu(A), gpu(B)))).rows] == [("X", "?"), ("?", "X")]
+
+
+def test_a_machine_without_devices_has_an_empty_matrix() -> None:
+    assert matrix.build(snapshot()) == matrix.Matrix(rows=())
+
+
+def test_a_nic_is_described_by_its_names() -> None:
+    nic = model.Nic(
+        pci=function(C),
+        rdma_devices=(model.RdmaDevice(name="mlx5_0"),),
+        interfaces=(model.NetworkInterface(name="ens1"), model.NetworkInterface(name="ens1")),
+    )
+    (row,) = matrix.build(snapshot(nics=(nic,))).rows
+    assert (row.label, row.description) == ("NIC0", "mlx5_0, ens1")
+
+
+def test_the_legend_explains_every_cell() -> None:
+    spelt = {cell for cell, _ in matrix.LEGEND}
+    assert spelt == {"X", "NV#", "?", *(set(model.PathClass) - {model.PathClass.UNKNOWN})}
+
+
+def test_ranges() -> None:
+    assert matrix.ranges([]) == ""
+    assert matrix.ranges([5]) == "5"
+    assert matrix.ranges([3, 1, 2, 8, 10, 11]) == "1-3,8,10-11"
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ranges_lose_no_cpu(cpus: set[int]) -> None:
+    read: set[int] = set()
+    for part in filter(None, matrix.ranges(cpus).split(",")):
+        first, _, last = part.partition("-")
+        read |= set(range(int(first), int(last or first) + 1))
+    assert read == cpus
