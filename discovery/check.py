@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every invariant of a Snapshot. Pure. The probe turns a violation into a Finding; tests and readers of files ask directly.
+
+A violation means that a source contradicts itself, or that this code is wrong. It is never a reason to drop a Snapshot.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from discovery import model, pcie, topology
+from discovery.address import PciAddress
+
+_MAX_NUMA_NODE = 1023
+
+
+def violations(snapshot: model.Snapshot) -> tuple[str, ...]:
+    """What does not hold, one sentence each, in a stable order; empty for a Snapshot that is sound."""
+    return tuple(itertools.chain.from_iterable(rule(snapshot) for rule in _RULES))
+
+
+def functions(snapshot: model.Snapshot) -> Iterator[model.PciFunction]:
+    """All endpoints: GPUs, NVSwitches, NICs, NVMe controllers."""
+    yield from (gpu.pci for gpu in snapshot.gpus)
+    yield from snapshot.nvswitches
+    yield from (nic.pci for nic in snapshot.nics)
+    yield from (nvme.pci for nvme in snapshot.nvmes)
+
+
+def _addresses(snapshot: model.Snapshot) -> Iterator[str]:
+    bridges = [bridge.pci.address for bridge in snapshot.bridges]
+    everything = [pci.address for pci in functions(snapshot)] + bridges
+    for address, count in sorted(Counter(everything).items()):
+        if count > 1:
+            yield f"{address} stands {count} times in the Snapshot"
+    for name, addresses in (
+        ("gpus", [gpu.address for gpu in snapshot.gpus]),
+        ("nvswitches", [pci.address for pci in snapshot.nvswitches]),
+        ("nics", [nic.address for nic in snapshot.nics]),
+        ("nvmes", [nvme.address for nvme in snapshot.nvmes]),
+        ("bridges", bridges),
+    ):
+        if addresses != sorted(addresses):
+            yield f"{name} are not ordered by address"
+
+
+def _places(snapshot: model.Snapshot) -> Iterator[str]:
+    bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
+    ports = {address: bridge.port_type for address, bridge in bridges.items()}
+    for pci in itertools.chain(functions(snapshot), (bridge.pci for bridge in snapshot.bridges)):
+        where = pci.address
+        if len({where, *pci.bridges}) <= len(pci.bridges):
+            yield f"{where}: the chain of bridges above it has a loop"
+        for depth, above in enumerate(pci.bridges):
+            bridge = bridges.get(above)
+            if bridge is None:
+                continue
+            if bridge.pci.bridges != pci.bridges[:depth] or bridge.pci.host_bridge != pci.host_bridge:
+                yield f"{where}: its bridge {above} stands in another place than its chain says"
+        if pci.switches != pcie.switches(pci.bridges, ports):
+            yield f"{where}: its switches are not the upstream ports above it, innermost first"
+        if pci.switch != (pci.switches[0] if pci.switches else None):
+            yield f"{where}: its switch is not the innermost of its switches"
+        if pci.host_bridge is None and (pci.bridges or pci.pcie_root is not None):
+            yield f"{where}: it has bridges or a PCIe root, but no host bridge"
+        if pci.pcie_root is not None and where.domain > 0xFFFF:
+            yield f"{where}: a domain of more than four digits has no PCIe root"
+
+
+def _locality(snapshot: model.Snapshot) -> Iterator[str]:
+    sockets = snapshot.host.sockets
+    for pci in functions(snapshot):
+        where = pci.address
+        if (pci.numa_node is None) != (pci.numa_source is None):
+            yield f"{where}: NUMA node {pci.numa_node} comes from {pci.numa_source}"
+        if pci.numa_node is not None and not 0 <= pci.numa_node <= _MAX_NUMA_NODE:
+            yield f"{where}: NUMA node {pci.numa_node} cannot be"
+        if pci.numa_node is None and (pci.cpus is not None or pci.cpu_socket is not None):
+            yield f"{where}: it has CPUs or a socket, but no NUMA node"
+        if pci.cpu_socket is not None and pci.cpu_socket not in sockets:
+            yield f"{where}: socket {pci.cpu_socket} is none of the host's"
+        if not (pci.vendor_id < 1 << 16 and pci.device_id < 1 << 16 and pci.class_code < 1 << 24):
+            yield f"{where}: its identity does not fit the fields of PCI"
+    nodes = [node.node for node in snapshot.numa_nodes]
+    if nodes != sorted(set(nodes)):
+        yield "NUMA nodes are not ordered, or one stands twice"
+    for node in snapshot.numa_nodes:
+        if not set(node.distances) <= set(nodes):
+            yield f"NUMA node {node.node} has a distance to a node that is not there"
+    for package, count in Counter(cpu for cpus in sockets.values() for cpu in cpus).items():
+        if count > 1:
+            yield f"CPU {package} is in {count} sockets"
+
+
+def _gpus(snapshot: model.Snapshot) -> Iterator[str]:
+    for gpu in snapshot.gpus:
+        complete = gpu.uuid is not None and gpu.product is not None and gpu.memory_bytes is not None
+        if gpu.state is model.GpuState.READY and not complete:
+            yield f"{gpu.address}: READY without UUID, product and memory"
+        if (gpu.state is model.GpuState.READY) != (gpu.state_reason is None):
+            yield f"{gpu.address}: {gpu.state}, and the reason is {gpu.state_reason!r}"
+        numbers = [link.link for link in gpu.nvlinks]
+        if numbers != sorted(set(numbers)):
+            yield f"{gpu.address}: NVLinks are not ordered, or one stands twice"
+        if any(link.remote == gpu.address for link in gpu.nvlinks):
+            yield f"{gpu.address}: an NVLink ends where it begins"
+    yield from _twice("UUID", ((gpu.uuid, gpu.address) for gpu in snapshot.gpus))
+    yield from _twice("minor", ((gpu.minor, gpu.address) for gpu in snapshot.gpus))
+
+
+def _twice(what: str, values: Iterable[tuple[object, PciAddress]]) -> Iterator[str]:
+    first: dict[object, PciAddress] = {}
+    for value, address in values:
+        if value is not None and first.setdefault(value, address) != address:
+            yield f"{first[value]} and {address} have the same {what} {value}"
+
+
+def _nvlinks(snapshot: model.Snapshot) -> Iterator[str]:
+    """Links that are active are so at both ends."""
+    active = {
+        gpu.address: Counter(link.remote for link in gpu.nvlinks if link.active and link.remote is not None)
+        for gpu in snapshot.gpus
+        if gpu.state is model.GpuState.READY
+    }
+    for a, b in itertools.combinations(sorted(active), 2):
+        if active[a][b] != active[b][a]:
+            yield f"{a} has {active[a][b]} active NVLinks to {b}, which has {active[b][a]} back"
+
+
+def _groups(snapshot: model.Snapshot) -> Iterator[str]:
+    kinds: tuple[tuple[str, int | None, Callable[[model.GpuGroups], PciAddress | None]], ...] = (
+        ("NVLink domain", None, lambda groups: groups.nvlink_domain),
+        ("NVLink clique", None, lambda groups: groups.nvlink_clique),
+        ("aligned pair", 2, lambda groups: groups.aligned_pair),
+        ("aligned quad", 4, lambda groups: groups.aligned_quad),
+    )
+    known = {gpu.address: gpu for gpu in snapshot.gpus}
+    for name, size, key_of in kinds:
+        members: dict[PciAddress, list[PciAddress]] = {}
+        for gpu in snapshot.gpus:
+            key = key_of(gpu.groups)
+            if key is not None:
+                members.setdefault(key, []).append(gpu.address)
+        for key, addresses in members.items():
+            if key not in known or min(addresses) < key:
+                yield f"{name} {key} is not named by the lowest GPU in it"
+            if size is not None and len(addresses) > size:
+                yield f"{name} {key} has {len(addresses)} members"
+            if len({known[address].groups.nvlink_domain for address in addresses}) > 1:
+                yield f"{name} {key} reaches over several NVLink domains"
+    for gpu in snapshot.gpus:
+        if (gpu.groups.nvlink_domain is None) != (gpu.groups.nvlink_clique is None):
+            yield f"{gpu.address}: it has an NVLink domain or a clique, but not both"
+
+
+def _nics(snapshot: model.Snapshot) -> Iterator[str]:
+    nics = {nic.address: nic for nic in snapshot.nics}
+    classes = {(path.a, path.b): path.path_class for path in snapshot.paths}
+    for gpu in snapshot.gpus:
+        if gpu.nic is None:
+            continue
+        chosen = nics.get(gpu.nic.address)
+        if chosen is None or chosen.pci.physical_function is not None:
+            yield f"{gpu.address}: its NIC {gpu.nic.address} is no physical function of this node"
+        if gpu.nic.address not in gpu.nic.ties:
+            yield f"{gpu.address}: its NIC {gpu.nic.address} is not among the nearest"
+        for tie in gpu.nic.ties:
+            if classes.get((min(gpu.address, tie), max(gpu.address, tie))) is not gpu.nic.distance:
+                yield f"{gpu.address}: the path to {tie} is not {gpu.nic.distance}"
+        if chosen is not None and gpu.nic.rail != chosen.rail:
+            yield f"{gpu.address}: its rail {gpu.nic.rail} is not that of its NIC"
+
+
+def _paths(snapshot: model.Snapshot) -> Iterator[str]:
+    gpus = {gpu.address for gpu in snapshot.gpus}
+    expected = list(
+        itertools.combinations(
+            sorted(pci.address for pci in topology.endpoints(snapshot.gpus, snapshot.nics, snapshot.nvmes)), 2
+        )
+    )
+    pairs = [(path.a, path.b) for path in snapshot.paths]
+    if pairs != expected:
+        yield "paths are not those of every pair of endpoints, each once, ordered by address"
+    for path in snapshot.paths:
+        if path.nvlinks and not {path.a, path.b} <= gpus:
+            yield f"{path.a} - {path.b}: NVLinks between what are not two GPUs"
+        if path.nvlinks < 0:
+            yield f"{path.a} - {path.b}: {path.nvlinks} NVLinks"
+
+
+def _findings(snapshot: model.Snapshot) -> Iterator[str]:
+    if len(set(snapshot.findings)) != len(snapshot.findings):
+        yield "a Finding stands twice"
+
+
+_RULES: tuple[Callable[[model.Snapshot], Iterator[str]], ...] = (
+    _addresses, _places, _locality, _gpus, _nvlinks, _groups, _nics, _paths, _findings,
+)  # fmt: skip

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU is and whether it can be handed out: sysfs says that it is there and which driver has it, NVML says the rest.
+
+Where two sources speak of the same thing and differ, the one that owns it wins (NVML for the GPU, sysfs for PCI) and the
+difference is a Finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from discovery import errors, findings, model, nvml, sysfs, system
+from discovery.address import PciAddress
+
+NVIDIA_DRIVER = "nvidia"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The state of a GPU, why, and what made it usable as far as it is known."""
+
+    state: model.GpuState
+    reason: str | None = None
+    identity: nvml.Identity = field(default_factory=nvml.Identity)
+
+
+def judge(driver: str | None, identify: Callable[[], nvml.Identity]) -> Verdict:
+    """The state of a GPU that is bound to `driver`; `identify` asks NVML, and is only called for NVIDIA's driver."""
+    if driver is None:
+        return Verdict(
+            state=model.GpuState.NO_DRIVER,
+            reason="no kernel driver is bound to it; load the NVIDIA driver, or bind it",
+        )
+    if "vfio" in driver:
+        return Verdict(state=model.GpuState.VFIO, reason=f"it is bound to {driver}, for virtual machines")
+    if driver != NVIDIA_DRIVER:
+        return Verdict(
+            state=model.GpuState.FOREIGN_DRIVER,
+            reason=f"it is bound to {driver}; bind it to the NVIDIA driver to use it",
+        )
+    try:
+        identity = identify()
+    except errors.SourceError as err:
+        return Verdict(state=_state(err), reason=str(err))
+    missing = [
+        name
+        for name, value in (("UUID", identity.uuid), ("product", identity.product), ("memory", identity.memory_bytes))
+        if value is None
+    ]
+    if missing:
+        return Verdict(
+            state=model.GpuState.UNREADABLE, reason=f"NVML does not tell its {' and '.join(missing)}", identity=identity
+        )
+    return Verdict(state=model.GpuState.READY, identity=identity)
+
+
+class GpuReader:
+    """Reads GPUs in one session. `refused`: why there is no session, for those that would need one."""
+
+    def __init__(
+        self,
+        files: sysfs.Sysfs,
+        session: nvml.Nvml,
+        refused: errors.SourceError | None,
+        *,
+        dev: Path,
+        found: findings.Findings,
+    ) -> None:
+        self._files = files
+        self._session = session
+        self._refused = refused
+        self._dev = dev
+        self._found = found
+        self._seen: set[str] = set() if refused is None else {refused.kind}
+
+    @property
+    def outlived(self) -> bool:
+        """Whether NVML said that the driver was replaced under the library of this process."""
+        return not self._seen.isdisjoint(nvml.STALE)
+
+    def driver(self, module: str | None) -> model.NvidiaDriver | None:
+        """The NVIDIA driver by NVML, else by its kernel module, whose version is `module`."""
+        told = None
+        if self._session.is_open:
+            try:
+                told = self._session.driver()
+            except errors.SourceError as err:
+                self._failed("nvml", err)
+        if told is None:
+            return None if module is None else model.NvidiaDriver(version=module)
+        if module is not None and module != told.version:
+            self._found.warning(
+                "driver-version-differs", "nvidia", f"NVML is of driver {told.version}, the loaded module of {module}"
+            )
+        return told
+
+    def reading(self, where: PciAddress, driver: str | None) -> model.GpuReading:
+        """The state of a GPU, read with the least effort."""
+        verdict = self._judge(where, driver)
+        return model.GpuReading(
+            address=where, state=verdict.state, state_reason=verdict.reason, driver=driver, uuid=verdict.identity.uuid
+        )
+
+    def sample(self, where: PciAddress) -> model.GpuSample:
+        """How busy a GPU is. Raises SourceError when it does not answer."""
+        if self._refused is not None:
+            raise self._refused
+        return self._session.sample(where)
+
+    def keeps_gpus_awake(self) -> bool:
+        """Whether closing the session would put GPUs to sleep; not if one of them needs a new session to come back."""
+        if not self._session.is_open or self._seen:
+            return False
+        try:
+            return self._session.keeps_gpus_awake()
+        except errors.SourceError:
+            return False
+
+    def look_for_strangers(self, known: AbstractSet[PciAddress]) -> None:
+        """Notes the GPUs that NVML lists and sysfs does not."""
+        if not self._session.is_open:
+            return
+        try:
+            strangers = [where for where in self._session.addresses(self._found) if where not in known]
+        except errors.SourceError as err:
+            self._failed("nvml", err)
+            return
+        for where in strangers:
+            self._found.warning(
+                "gpu-without-function", where, "NVML lists this GPU, sysfs has no such function: left out"
+            )
+
+    def read(self, pci: model.PciFunction) -> model.Gpu:
+        """A GPU with everything that it and the driver tell, without links between GPUs resolved and without groups."""
+        where = pci.address
+        verdict = self._judge(where, pci.driver)
+        told = system.DriverGpu()
+        if pci.driver == NVIDIA_DRIVER:
+            told = system.driver_gpu(self._files, where, self._found)
+        if told.excluded and verdict.state is not model.GpuState.READY:
+            verdict = Verdict(
+                state=model.GpuState.UNREADABLE,
+                reason="the NVIDIA driver is told to leave it alone (NVreg_ExcludedGpus)",
+            )
+        facts = nvml.Facts()
+        if verdict.state is model.GpuState.READY:
+            try:
+                facts = self._session.facts(where, self._found)
+            except errors.SourceError as err:
+                self._seen.add(err.kind)
+                verdict = Verdict(state=_state(err), reason=str(err), identity=verdict.identity)
+        if verdict.state is not model.GpuState.READY:
+            self._found.warning("gpu-not-ready", where, f"{verdict.state}: {verdict.reason}")
+        self._compare(pci, verdict.identity, facts, told)
+        return model.Gpu(
+            pci=pci,
+            state=verdict.state,
+            state_reason=verdict.reason,
+            uuid=verdict.identity.uuid or told.uuid,
+            minor=told.minor if facts.minor is None else facts.minor,
+            product=verdict.identity.product,
+            architecture=facts.architecture,
+            compute_capability=facts.compute_capability,
+            memory_bytes=verdict.identity.memory_bytes,
+            multiprocessors=facts.multiprocessors,
+            mig_mode=facts.mig_mode,
+            nvlinks=facts.nvlinks,
+            fabric=facts.fabric,
+        )
+
+    def _judge(self, where: PciAddress, driver: str | None) -> Verdict:
+        def identify() -> nvml.Identity:
+            try:
+                if self._refused is not None:
+                    raise self._refused
+                return self._session.identity(where)
+            except errors.SourceError as err:
+                self._seen.add(err.kind)
+                raise
+
+        return judge(driver, identify)
+
+    def _failed(self, subject: object, err: errors.SourceError) -> None:
+        self._seen.add(err.kind)
+        self._found.failed(subject, err)
+
+    def _compare(
+        self, pci: model.PciFunction, identity: nvml.Identity, facts: nvml.Facts, told: system.DriverGpu
+    ) -> None:
+        where = pci.address
+        width = None if pci.link is None else pci.link.current_width
+        for name, by_nvml, elsewhere, source in (
+            ("uuid", identity.uuid, told.uuid, "procfs"),
+            ("minor", facts.minor, told.minor, "procfs"),
+            ("link-width", facts.link_width, width, "sysfs"),
+        ):
+            if by_nvml is not None and elsewhere is not None and by_nvml != elsewhere:
+                self._found.warning(
+                    f"{name}-differs", where, f"its {name} is {by_nvml} by NVML and {elsewhere} by {source}"
+                )
+        if facts.minor is not None and not (self._dev / f"nvidia{facts.minor}").exists():
+            self._found.warning(
+                "device-node-missing",
+                where,
+                f"/dev/nvidia{facts.minor} is not there, so no container can open it; nvidia-modprobe or "
+                "nvidia-persistenced makes it",
+            )
+        if facts.mig_mode is not None and facts.mig_mode.current != facts.mig_mode.pending:
+            self._found.info("mig-mode-pending", where, "its MIG mode changes at the next reset of the GPU")
+
+
+def with_far_ends(gpus: Iterable[model.Gpu], nvswitches: AbstractSet[PciAddress]) -> tuple[model.Gpu, ...]:
+    """The GPUs, with the kind of far end of links that only tell its address (drivers before r470 tell no kind)."""
+    gpus = tuple(gpus)
+    addresses = {gpu.address for gpu in gpus}
+
+    def told(link: model.NvLink) -> model.NvLink:
+        if link.remote_kind is not None or link.remote is None:
+            return link
+        if link.remote in addresses:
+            return replace(link, remote_kind=model.RemoteKind.GPU)
+        return replace(link, remote_kind=model.RemoteKind.SWITCH) if link.remote in nvswitches else link
+
+    return tuple(replace(gpu, nvlinks=tuple(map(told, gpu.nvlinks))) for gpu in gpus)
+
+
+def _state(err: errors.SourceError) -> model.GpuState:
+    return model.GpuState.LOST if err.kind in nvml.LOST else model.GpuState.UNREADABLE

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which NIC belongs to which GPU, and to which rail. Pure.
+
+Only PCI functions decide: link state changes, and interfaces and RDMA devices move into pods, but a pairing that others
+match on has to stay. Candidates are physical functions. The nearest path class wins and every NIC of that class is a tie.
+Of the ties one is chosen by this rule: NICs are given out so that as many GPUs as possible have a device of their own
+(the functions of one card share its link, so a card counts once); then a second GPU goes to each card, and so on. Inside
+a card the least used function wins. GPUs and NICs come in the order of their addresses, so a free choice gives the first
+GPU the first NIC. A GPU takes another's card only if that one has another card that is equally near and not more used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from discovery import findings, model, topology
+from discovery.address import PciAddress
+
+_Card = tuple[int, int, int]
+"""Domain, bus and device: the functions of one card."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairings:
+    """GPUs with their NIC, and NICs with their rail."""
+
+    gpus: Mapping[PciAddress, model.NicPairing]
+    rails: Mapping[PciAddress, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Near:
+    """The NICs nearest to a GPU."""
+
+    distance: model.PathClass
+    ties: tuple[PciAddress, ...]
+
+
+def pair(
+    gpus: Sequence[model.Gpu],
+    nics: Sequence[model.Nic],
+    ports: topology.Ports,
+    rails: Mapping[PciAddress, int],
+    found: findings.Findings,
+) -> Pairings:
+    """The NIC of every GPU that has one within a known distance.
+
+    Rails come from `rails` (NIC address to rail) if it names any, else they count the paired NICs in the order of their
+    addresses, which gives equal nodes equal rails.
+    """
+    ordered = sorted(gpus, key=lambda gpu: gpu.address)
+    candidates = sorted((nic for nic in nics if nic.pci.physical_function is None), key=lambda nic: nic.address)
+    near = {gpu.address: nearest for gpu in ordered if (nearest := _nearest(gpu, candidates, ports)) is not None}
+    chosen = _share_out(near)
+    by_address = {nic.address: nic for nic in nics}
+    for address in sorted(rails):
+        if address not in by_address:
+            found.warning(
+                "rail-without-nic", address, f"the configuration gives it rail {rails[address]}: no such NIC here"
+            )
+    numbers = dict(rails) or {address: rail for rail, address in enumerate(sorted(set(chosen.values())))}
+    return Pairings(
+        gpus={
+            gpu: model.NicPairing(
+                address=nic,
+                distance=near[gpu].distance,
+                name=by_address[nic].name,
+                ties=near[gpu].ties,
+                rail=numbers.get(nic),
+            )
+            for gpu, nic in chosen.items()
+        },
+        rails={address: rail for address, rail in numbers.items() if address in by_address},
+    )
+
+
+def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -> _Near | None:
+    classes = [(topology.path_class(gpu.pci, nic.pci, ports), nic.address) for nic in nics]
+    known = [(path_class, nic) for path_class, nic in classes if path_class is not model.PathClass.UNKNOWN]
+    if not known:
+        return None
+    distance = min((path_class for path_class, _ in known), key=topology.NEARNESS.__getitem__)
+    return _Near(distance=distance, ties=tuple(nic for path_class, nic in known if path_class is distance))
+
+
+def _share_out(near: Mapping[PciAddress, _Near]) -> dict[PciAddress, PciAddress]:
+    """The NIC of every GPU: rounds of matching GPUs and cards, each round giving every card one GPU at most."""
+    cards = {gpu: list(dict.fromkeys(_card(nic) for nic in nearest.ties)) for gpu, nearest in near.items()}
+    used: dict[PciAddress, int] = {}
+    chosen: dict[PciAddress, PciAddress] = {}
+    waiting = list(near)
+    while waiting:
+        taken = _match(waiting, cards)
+        for card, gpu in sorted(taken.items(), key=lambda item: item[1]):
+            functions = [nic for nic in near[gpu].ties if _card(nic) == card]
+            nic = min(functions, key=lambda function: (used.get(function, 0), function))
+            used[nic] = used.get(nic, 0) + 1
+            chosen[gpu] = nic
+        waiting = [gpu for gpu in waiting if gpu not in chosen]
+    return chosen
+
+
+def _match(gpus: Sequence[PciAddress], cards: Mapping[PciAddress, Sequence[_Card]]) -> dict[_Card, PciAddress]:
+    """A matching of as many GPUs as possible, by shortest augmenting paths; earlier GPUs and earlier cards first."""
+    taken: dict[_Card, PciAddress] = {}
+    held: dict[PciAddress, _Card] = {}
+    for gpu in gpus:
+        reached: dict[_Card, PciAddress] = {}
+        queue = [gpu]
+        free: _Card | None = None
+        for holder in queue:
+            for card in cards[holder]:
+                if card in reached:
+                    continue
+                reached[card] = holder
+                if card not in taken:
+                    free = card
+                    break
+                queue.append(taken[card])
+            if free is not None:
+                break
+        while free is not None:
+            holder = reached[free]
+            taken[free] = holder
+            held[holder], free = free, held.get(holder)
+    return taken
+
+
+def _card(nic: PciAddress) -> _Card:
+    return (nic.domain, nic.bus, nic.device)
+
+
+def with_rails(nics: Sequence[model.Nic], rails: Mapping[PciAddress, int]) -> tuple[model.Nic, ...]:
+    """The NICs, each with its rail."""
+    return tuple(replace(nic, rail=rails.get(nic.address)) for nic in nics)

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVML through `pynvml` (PyPI nvidia-ml-py): what a GPU says about itself. The only importer of pynvml, which is loaded
+when a session is first opened.
+
+Errors are translated here and nowhere else: `SourceError("nvml", kind)`, where kind is NVML's own name for the error,
+`NVML_ERROR_GPU_IS_LOST` as `gpu-is-lost`. What a GPU or a driver has not (NOT_SUPPORTED, FUNCTION_NOT_FOUND) is None.
+
+A session sees the GPUs that were there when it was opened, so it is short: open, ask, close. Only where the driver has no
+persistence mode on, closing would shut the GPUs down and opening wake them for seconds: see `keeps_gpus_awake`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from discovery import address, errors, findings, model
+from discovery.address import PciAddress
+
+_T = TypeVar("_T")
+
+UNSUPPORTED = frozenset({"not-supported", "function-not-found"})
+"""The GPU or the driver has no such thing: no fault of anything."""
+
+LOST = frozenset({"gpu-is-lost", "gpu-not-found"})
+"""The GPU no longer answers on the bus."""
+
+STALE = frozenset({"lib-rm-version-mismatch"})
+"""The driver was replaced under the library that this process has loaded: only a new process loads the new one."""
+
+_ENDS_A_GPU = LOST | STALE | {"uninitialized", "driver-not-loaded", "reset-required", "library-not-found"}
+"""After these nothing more is asked of the GPU."""
+
+_CORES_PER_MULTIPROCESSOR = {
+    (3, 0): 192, (3, 5): 192, (3, 7): 192,
+    (5, 0): 128, (5, 2): 128, (5, 3): 128,
+    (6, 0): 64, (6, 1): 128, (6, 2): 128,
+    (7, 0): 64, (7, 2): 64, (7, 5): 64,
+    (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128,
+    (9, 0): 128,
+    (10, 0): 128, (10, 1): 128, (10, 3): 128, (11, 0): 128, (12, 0): 128, (12, 1): 128,
+}  # fmt: skip
+"""FP32 cores of one streaming multiprocessor by compute capability (CUDA C++ Programming Guide, compute capabilities).
+NVML counts cores and not multiprocessors. A capability that is not listed gives no number."""
+
+_ARCHITECTURES = {
+    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper",
+    10: "Blackwell", 13: "Rubin",
+}  # fmt: skip
+"""nvmlDeviceArchitecture_t, spelled as NVIDIA's own DRA driver spells its `architecture` attribute."""
+
+_NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
+"""NVML_NVLINK_VERSION_*: 2.2 and 3.1 are variants of their generation."""
+
+_REMOTE_KINDS = {0: model.RemoteKind.GPU, 1: model.RemoteKind.CPU, 2: model.RemoteKind.SWITCH}
+_FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
+_NO_GPUS_IS_FINE = 1
+"""NVML_INIT_FLAG_NO_GPUS."""
+
+_MAX_LINKS = 64
+_NO_DOMAIN = 0xFFFFFFFF
+"""The PCI domain of a far end without a PCI address: an NVSwitch outside this machine, or not passed to this VM."""
+
+_SESSION_WAIT_S = 30.0
+_session = threading.Lock()
+"""pynvml keeps the loaded library and its functions in module variables: one session at a time in a process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What makes a GPU usable: all three known, it is READY."""
+
+    uuid: str | None = None
+    product: str | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What NVML says of a GPU."""
+
+    minor: int | None = None
+    architecture: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
+    mig_mode: model.MigMode | None = None
+    nvlinks: tuple[model.NvLink, ...] = ()
+    fabric: model.Fabric | None = None
+    link_width: int | None = None
+
+
+class Nvml:
+    """A session with NVML, as a context manager or by `open` and `close`, both idempotent.
+
+    `library`: an object with the C functions of libnvidia-ml, taken instead of loading `libnvidia-ml.so.1`.
+    `driver_root`: where that is looked for when the driver is not installed in this file system.
+    """
+
+    def __init__(self, library: object | None = None, *, driver_root: Path = Path("/")) -> None:
+        self._library = library
+        self._driver_root = driver_root
+        self._pynvml: Any = None
+        self._handles: dict[PciAddress, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether questions can be asked."""
+        return self._pynvml is not None
+
+    def open(self) -> None:
+        """Load the library if need be and begin. Raises SourceError; `library-not-found` where there is no NVML."""
+        if self.is_open:
+            return
+        import pynvml  # noqa: PLC0415 - 4 MB that a machine without NVIDIA GPUs never needs
+
+        if not _session.acquire(timeout=_SESSION_WAIT_S):
+            raise errors.SourceError("nvml", "busy", "another session of this process does not end")
+        try:
+            if self._library is None:
+                self._library = load_library(self._driver_root)
+            _install(pynvml, self._library)
+            _ask(pynvml, "nvmlInitWithFlags", _NO_GPUS_IS_FINE)
+        except BaseException:
+            _session.release()
+            raise
+        self._pynvml = pynvml
+
+    def close(self) -> None:
+        """End the session; what NVML answers to that changes nothing."""
+        pynvml, self._pynvml = self._pynvml, None
+        self._handles.clear()
+        if pynvml is None:
+            return
+        try:
+            _ask(pynvml, "nvmlShutdown")
+        except errors.SourceError:
+            return
+        finally:
+            _session.release()
+
+    def driver(self) -> model.NvidiaDriver:
+        """The versions of driver, CUDA and NVML. Raises SourceError when there is no driver version."""
+        version = self._ask("nvmlSystemGetDriverVersion")
+        cuda = self._optional("nvmlSystemGetCudaDriverVersion_v2")
+        return model.NvidiaDriver(
+            version=version,
+            cuda_version=None if not cuda else (cuda // 1000, cuda % 1000 // 10),
+            nvml_version=self._optional("nvmlSystemGetNVMLVersion"),
+        )
+
+    def addresses(self, found: findings.Findings) -> tuple[PciAddress, ...]:
+        """The addresses of the GPUs that NVML lists. One that cannot be told is a Finding."""
+        listed = []
+        for index in range(self._ask("nvmlDeviceGetCount")):
+            try:
+                handle = self._ask("nvmlDeviceGetHandleByIndex", index)
+                listed.append(_address(self._ask("nvmlDeviceGetPciInfo_v3", handle)))
+            except errors.SourceError as err:
+                found.failed(f"nvml index {index}", err)
+        return tuple(sorted(where for where in listed if where is not None))
+
+    def identity(self, where: PciAddress) -> Identity:
+        """The least that has to be known of a GPU, asked so that a lost one is noticed. Raises SourceError."""
+        return Identity(
+            uuid=self._of(where, "nvmlDeviceGetUUID") or None,
+            product=self._of(where, "nvmlDeviceGetName") or None,
+            memory_bytes=self._memory(where, "total") or None,
+        )
+
+    def facts(self, where: PciAddress, found: findings.Findings) -> Facts:
+        """Everything else about a GPU. What cannot be read is a Finding; raises SourceError when the GPU is gone."""
+
+        def ask(function: str, *arguments: object) -> Any:
+            return self._noted(where, found, lambda: self._of(where, function, *arguments))
+
+        capability = ask("nvmlDeviceGetCudaComputeCapability")
+        cores = ask("nvmlDeviceGetNumGpuCores")
+        each = _CORES_PER_MULTIPROCESSOR.get(capability)
+        mig = ask("nvmlDeviceGetMigMode")
+        return Facts(
+            minor=ask("nvmlDeviceGetMinorNumber"),
+            architecture=_ARCHITECTURES.get(ask("nvmlDeviceGetArchitecture")),
+            compute_capability=capability,
+            multiprocessors=cores // each if cores and each and cores % each == 0 else None,
+            mig_mode=None if mig is None else model.MigMode(current=bool(mig[0]), pending=bool(mig[1])),
+            nvlinks=self._noted(where, found, lambda: self._nvlinks(where)) or (),
+            fabric=self._noted(where, found, lambda: self._fabric(where, found)),
+            link_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        )
+
+    def sample(self, where: PciAddress) -> model.GpuSample:
+        """How busy a GPU is. Raises SourceError when it is gone."""
+        rates = self._of(where, "nvmlDeviceGetUtilizationRates")
+        return model.GpuSample(
+            address=where,
+            utilization_ratio=None if rates is None else min(rates.gpu, 100) / 100,
+            memory_used_bytes=self._memory(where, "used"),
+        )
+
+    def keeps_gpus_awake(self) -> bool:
+        """Whether this session is what keeps a GPU initialised, so that closing and opening again costs seconds: the
+        GPU's persistence mode is off. Only GPUs asked in this session are looked at.
+        """
+        return any(self._of(where, "nvmlDeviceGetPersistenceMode") == 0 for where in self._handles)
+
+    def _nvlinks(self, where: PciAddress) -> tuple[model.NvLink, ...]:
+        links = []
+        for link in range(self._link_count(where)):
+            try:
+                state = self._of(where, "nvmlDeviceGetNvLinkState", link)
+            except errors.SourceError as err:
+                if err.kind == "invalid-argument":
+                    break
+                raise
+            if state is not None:
+                links.append(self._nvlink(where, link, active=bool(state)))
+        return tuple(links)
+
+    def _nvlink(self, where: PciAddress, link: int, *, active: bool) -> model.NvLink:
+        """A link; of one that is down the far end is often refused, with whatever error."""
+
+        def ask(function: str) -> Any:
+            try:
+                return self._of(where, function, link)
+            except errors.SourceError as err:
+                if err.kind in _ENDS_A_GPU or (active and err.kind != "invalid-argument"):
+                    raise
+                return None
+
+        kind = _REMOTE_KINDS.get(ask("nvmlDeviceGetNvLinkRemoteDeviceType"))
+        far = ask("nvmlDeviceGetNvLinkRemotePciInfo")
+        if kind is None and active and far is not None and far.domain == _NO_DOMAIN:
+            kind = model.RemoteKind.SWITCH
+        return model.NvLink(
+            link=link,
+            active=active,
+            version=_NVLINK_GENERATIONS.get(ask("nvmlDeviceGetNvLinkVersion")),
+            remote_kind=kind,
+            remote=None if far is None else _address(far),
+        )
+
+    def _link_count(self, where: PciAddress) -> int:
+        values = self._of(where, "nvmlDeviceGetFieldValues", [self._pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
+        if values is not None and values[0].nvmlReturn == self._pynvml.NVML_SUCCESS:
+            return min(int(values[0].value.uiVal), _MAX_LINKS)
+        return int(self._pynvml.NVML_NVLINK_MAX_LINKS)
+
+    def _fabric(self, where: PciAddress, found: findings.Findings) -> model.Fabric | None:
+        info = self._fabric_info(where)
+        if info is None:
+            return None
+        state = _FABRIC_STATES.get(info.state)
+        if state is None:
+            raise errors.SourceError("nvml", "malformed", f"nvmlDeviceGetGpuFabricInfoV: unknown state {info.state}")
+        if state == "completed" and info.status != self._pynvml.NVML_SUCCESS:
+            found.warning(
+                "fabric-failed",
+                where,
+                f"its registration with the GPU fabric ended with NVML status {info.status}; see the fabric manager's log",
+            )
+            return model.Fabric(state=state)
+        uuid = bytes(info.clusterUuid)
+        if state != "completed" or not any(uuid):
+            return model.Fabric(state=state)
+        text = uuid.hex()
+        return model.Fabric(
+            state=state,
+            cluster_uuid="-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])),
+            clique_id=info.cliqueId,
+        )
+
+    def _fabric_info(self, where: PciAddress) -> Any:
+        """The newest structure that this driver fills: drivers refuse versions they do not know."""
+        pynvml = self._pynvml
+        for structure in (pynvml.c_nvmlGpuFabricInfo_v3_t, pynvml.c_nvmlGpuFabricInfo_v2_t):
+            info = structure()
+            try:
+                answer = self._of(where, "nvmlDeviceGetGpuFabricInfoV", pynvml.byref(info))
+            except errors.SourceError as err:
+                if err.kind in ("argument-version-mismatch", "invalid-argument"):
+                    continue
+                raise
+            return None if answer is None else info
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        return None if self._of(where, "nvmlDeviceGetGpuFabricInfo", pynvml.byref(info)) is None else info
+
+    def _memory(self, where: PciAddress, field: str) -> int | None:
+        """Version 2 tells used memory without what the driver keeps for itself; older drivers have version 1 only."""
+        info = self._of(where, "nvmlDeviceGetMemoryInfo", self._pynvml.nvmlMemory_v2)
+        if info is None:
+            info = self._of(where, "nvmlDeviceGetMemoryInfo")
+        return None if info is None else int(getattr(info, field))
+
+    def _of(self, where: PciAddress, function: str, *arguments: object) -> Any:
+        """The answer of a function about one GPU, None where there is no such thing."""
+        handle = self._handles.get(where)
+        if handle is None:
+            handle = self._handles[where] = self._ask("nvmlDeviceGetHandleByPciBusId", _nvml_spelling(where))
+        return self._optional(function, handle, *arguments)
+
+    def _noted(self, where: PciAddress, found: findings.Findings, read: Callable[[], _T]) -> _T | None:
+        try:
+            return read()
+        except errors.SourceError as err:
+            if err.kind in _ENDS_A_GPU:
+                raise
+            found.failed(where, err)
+            return None
+
+    def _optional(self, function: str, *arguments: object) -> Any:
+        try:
+            return self._ask(function, *arguments)
+        except errors.SourceError as err:
+            if err.kind in UNSUPPORTED:
+                return None
+            raise
+
+    def _ask(self, function: str, *arguments: object) -> Any:
+        if self._pynvml is None:
+            raise errors.SourceError("nvml", "uninitialized", f"{function}: no session is open")
+        return _ask(self._pynvml, function, *arguments)
+
+
+def load_library(driver_root: Path) -> object | None:
+    """libnvidia-ml of a driver that is mounted at `driver_root`; None for `/`, where the dynamic linker finds it.
+
+    Raises SourceError when there is none, or when it cannot be loaded.
+    """
+    if driver_root == Path("/"):
+        return None
+    import ctypes  # noqa: PLC0415 - as pynvml
+
+    places = [
+        driver_root / folder / "libnvidia-ml.so.1"
+        for folder in (
+            "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib",
+            "usr/lib/wsl/lib",
+        )
+    ]  # fmt: skip
+    for place in places:
+        if place.exists():
+            try:
+                return ctypes.CDLL(str(place))
+            except OSError as err:
+                raise errors.SourceError("nvml", "library-not-loadable", f"{place}: {err}") from err
+    raise errors.SourceError(
+        "nvml", "library-not-found", f"no libnvidia-ml.so.1 below {driver_root}; is the driver installed there?"
+    )
+
+
+def _install(pynvml: Any, library: object | None) -> None:
+    """Make pynvml call `library`, or let it load the real one. Function pointers it kept are of the library before."""
+    if library is not None or getattr(pynvml.nvmlLib, "_name", None) != "libnvidia-ml.so.1":
+        pynvml.nvmlLib = library
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it has no public door
+
+
+def _ask(pynvml: Any, function: str, *arguments: object) -> Any:
+    try:
+        return getattr(pynvml, function)(*arguments)
+    except pynvml.NVMLError as err:
+        raise errors.SourceError("nvml", _kind(pynvml, err.value), f"{function}: {_said(pynvml, err)}") from err
+    except UnicodeDecodeError as err:
+        raise errors.SourceError("nvml", "malformed", f"{function} answered bytes that are no text") from err
+
+
+def _kind(pynvml: Any, status: int) -> str:
+    """NVML's own name of an error; the numbers stand in nvmlReturn_t."""
+    names = (str(name) for name, value in vars(pynvml).items() if value == status and name.startswith("NVML_ERROR_"))
+    name = next(names, f"NVML_ERROR_{status}")
+    return name.removeprefix("NVML_ERROR_").lower().replace("_", "-")
+
+
+def _said(pynvml: Any, err: Exception) -> str:
+    try:
+        return str(err)
+    except (UnicodeDecodeError, pynvml.NVMLError):
+        return "an error without a text"
+
+
+def _nvml_spelling(where: PciAddress) -> str:
+    """As NVML writes addresses (NVML_DEVICE_PCI_BUS_ID_FMT); GPUs are function 0."""
+    return f"{where.domain:08X}:{where.bus:02X}:{where.device:02X}.{where.function:X}"
+
+
+def _address(info: Any) -> PciAddress | None:
+    """The address in an nvmlPciInfo_t; None for the all-ones that stand for none. Raises SourceError."""
+    if info.domain == _NO_DOMAIN:
+        return None
+    try:
+        return address.parse(info.busId)
+    except (ValueError, UnicodeDecodeError) as err:
+        raise errors.SourceError("nvml", "malformed", f"nvmlPciInfo_t.busId: {err}") from err

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI functions as sysfs shows them (Documentation/ABI/testing/sysfs-bus-pci): which there are, and where each stands."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from discovery import address, errors, findings, model, pcie, sysfs
+from discovery.address import PciAddress
+
+NVIDIA = 0x10DE
+DEVICES = "sys/bus/pci/devices"
+
+_MAX_NUMA_NODE = 1023
+"""CONFIG_NODES_SHIFT is at most 10."""
+
+_MAX_LANES = 32
+_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s\b")
+
+
+class Kind(Enum):
+    """What a function is to us."""
+
+    GPU = "GPU"
+    NVSWITCH = "NVSwitch"
+    NIC = "NIC"
+    NVME = "NVMe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """The identity of a function: its address, what it is, and its directory as components below /sys/devices (none if the
+    bus does not link there).
+    """
+
+    address: PciAddress
+    kind: Kind
+    vendor_id: int
+    class_code: int
+    components: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return "sys/devices/" + "/".join(self.components) if self.components else f"{DEVICES}/{self.address}"
+
+
+def device_components(link: str, target: str) -> tuple[str, ...]:
+    """The components below /sys/devices of what a link in sysfs points to; none if it points elsewhere."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+    return tuple(path.removeprefix("sys/devices/").split("/")) if path.startswith("sys/devices/") else ()
+
+
+def functions(files: sysfs.Sysfs, rdma: Iterable[PciAddress], found: findings.Findings) -> tuple[Function, ...]:
+    """The functions that matter here, ordered by address: NVIDIA GPUs and NVSwitches, NICs (class 02, and those in `rdma`),
+    NVMe controllers.
+    """
+    with_rdma = frozenset(rdma)
+    known = []
+    for name in files.names(DEVICES):
+        try:
+            function = _identify(files, name, with_rdma)
+        except errors.SourceError as err:
+            found.failed(name, err)
+            continue
+        if function is None:
+            continue
+        if function.kind is Kind.GPU and (physical := files.link(f"{function.path}/physfn")) is not None:
+            found.info(
+                "gpu-virtual-functions",
+                posixpath.basename(physical),
+                "its virtual functions are for virtual machines: left out",
+            )
+            continue
+        if not function.components:
+            found.warning(
+                "pci-path-unknown",
+                function.address,
+                f"/{DEVICES}/{name} does not link below /sys/devices: no place is known",
+            )
+        known.append(function)
+    return tuple(sorted(known, key=lambda function: function.address))
+
+
+def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Function | None:
+    try:
+        where = address.parse(name)
+    except ValueError:
+        where = None
+    if where is None or str(where) != name:
+        raise errors.SourceError("sysfs", "malformed", f"/{DEVICES}/{name[:40]} is no PCI address")
+    link = f"{DEVICES}/{name}"
+    target = files.link(link)
+    components = device_components(link, target) if target is not None else ()
+    if components and components[-1] != name:
+        components = ()
+    path = "sys/devices/" + "/".join(components) if components else link
+    class_code = files.hexadecimal(f"{path}/class", 24)
+    if class_code is None:
+        return None
+    base = class_code >> 16
+    if base not in (0x01, 0x02, 0x03, 0x06) and where not in rdma:
+        return None
+    vendor_id = files.hexadecimal(f"{path}/vendor", 16)
+    if vendor_id is None:
+        return None
+    if base == 0x02 or where in rdma:
+        kind = Kind.NIC
+    elif vendor_id == NVIDIA and base == 0x03:
+        kind = Kind.GPU
+    elif vendor_id == NVIDIA and class_code >> 8 == 0x0680:
+        kind = Kind.NVSWITCH
+    elif class_code >> 8 == 0x0108:
+        kind = Kind.NVME
+    else:
+        return None
+    return Function(address=where, kind=kind, vendor_id=vendor_id, class_code=class_code, components=components)
+
+
+class Locator:
+    """Describes functions and the bridges above them; each bridge and IOMMU group is read once."""
+
+    def __init__(self, files: sysfs.Sysfs, found: findings.Findings) -> None:
+        self._files = files
+        self._found = found
+        self._bridges: dict[PciAddress, model.PciFunction | None] = {}
+        self._gaps: dict[PciAddress, pcie.ConfigGap] = {}
+        self._ports: dict[PciAddress, model.PortType | None] = {}
+        self._chains: dict[tuple[PciAddress, ...], None] = {}
+        self._iommu_types: dict[int, str | None] = {}
+
+    def describe(self, function: Function) -> model.PciFunction | None:
+        """A function and its place, switches and socket not yet filled in; None when its identity is not readable."""
+        directory = self._directory(function.path, function.address)
+        chain = pcie.parse_chain(function.address, function.components)
+        device_id = directory.hexadecimal("device", 16)
+        if device_id is None:
+            self._found.warning("pci-identity", function.address, f"/{function.path}/device is missing: left out")
+            return None
+        for depth, bridge in enumerate(chain.bridges):
+            above = len(function.components) - 1 - len(chain.bridges) + depth
+            self._read_bridge(bridge, function.components[: above + 1], chain, depth)
+        if chain.bridges:
+            self._chains[chain.bridges] = None
+        numa_node = self._numa_node(directory)
+        physical = directory.link_name("physfn")
+        group, group_type = self._iommu(directory)
+        return model.PciFunction(
+            address=function.address,
+            vendor_id=function.vendor_id,
+            device_id=device_id,
+            class_code=function.class_code,
+            subsystem_vendor_id=directory.hexadecimal("subsystem_vendor", 16),
+            subsystem_device_id=directory.hexadecimal("subsystem_device", 16),
+            host_bridge=chain.host_bridge,
+            pcie_root=chain.pcie_root,
+            bridges=chain.bridges,
+            numa_node=numa_node,
+            numa_source=None if numa_node is None else model.Provenance.SYSFS,
+            cpus=None if numa_node is None else directory.cpu_list("local_cpulist"),
+            iommu_group=group,
+            iommu_type=group_type,
+            driver=directory.link_name("driver"),
+            link=self._link(directory),
+            physical_function=_address_or_none(physical),
+        )
+
+    def bridges(self) -> tuple[model.Bridge, ...]:
+        """All bridges above the functions described so far, ordered by address, with their port types."""
+        inferred = self._infer()
+        known = {**self._ports, **inferred}
+        return tuple(
+            model.Bridge(
+                pci=replace(pci, switches=switches, switch=switches[0] if switches else None),
+                port_type=known.get(where),
+                port_type_inferred=where in inferred,
+            )
+            for where, pci in sorted(self._bridges.items())
+            if pci is not None
+            for switches in [pcie.switches(pci.bridges, known)]
+        )
+
+    def _read_bridge(self, where: PciAddress, components: tuple[str, ...], chain: pcie.Chain, depth: int) -> None:
+        if where in self._bridges:
+            return
+        directory = self._directory("sys/devices/" + "/".join(components), where)
+        vendor_id, device_id = directory.hexadecimal("vendor", 16), directory.hexadecimal("device", 16)
+        class_code = directory.hexadecimal("class", 24)
+        if vendor_id is None or device_id is None or class_code is None:
+            self._bridges[where] = None
+            self._found.warning("pci-identity", where, f"/{directory.path} shows no identity: the bridge is left out")
+            return
+        numa_node = self._numa_node(directory)
+        self._bridges[where] = model.PciFunction(
+            address=where,
+            vendor_id=vendor_id,
+            device_id=device_id,
+            class_code=class_code,
+            host_bridge=chain.host_bridge,
+            pcie_root=chain.pcie_root,
+            bridges=chain.bridges[:depth],
+            numa_node=numa_node,
+            numa_source=None if numa_node is None else model.Provenance.SYSFS,
+            driver=directory.link_name("driver"),
+            link=self._link(directory),
+        )
+        config = directory.read("config")
+        port = pcie.ConfigGap.RESTRICTED if config is None else pcie.parse_port_type(config)
+        if isinstance(port, model.PortType):
+            self._ports[where] = port
+        elif port is pcie.ConfigGap.CONVENTIONAL:
+            self._ports[where] = None
+        else:
+            self._gaps[where] = port
+
+    def _infer(self) -> dict[PciAddress, model.PortType]:
+        """Port types of the bridges whose configuration space told none; says so in Findings."""
+        inferred: dict[PciAddress, model.PortType] = {}
+        for chain in self._chains:
+            inferred.update(pcie.infer_port_types(chain, self._ports))
+        if pcie.ConfigGap.RESTRICTED in self._gaps.values():
+            self._found.info(
+                "pci-config-restricted",
+                "sysfs",
+                "the configuration space of bridges is readable up to 64 bytes only (it takes CAP_SYS_ADMIN): port types are "
+                "inferred from the place of each bridge",
+            )
+        for where, gap in self._gaps.items():
+            if gap is not pcie.ConfigGap.RESTRICTED:
+                self._found.warning(
+                    "pci-config-unreadable", where, f"its configuration space is {gap.value}: the port type is inferred"
+                )
+        return inferred
+
+    def _directory(self, path: str, subject: object) -> sysfs.Directory:
+        return sysfs.Directory(self._files, path, subject=subject, found=self._found)
+
+    def _numa_node(self, directory: sysfs.Directory) -> int | None:
+        node = directory.number("numa_node")
+        return node if node is not None and 0 <= node <= _MAX_NUMA_NODE else None
+
+    def _iommu(self, directory: sysfs.Directory) -> tuple[int | None, str | None]:
+        name = directory.link_name("iommu_group")
+        if name is None or not (name.isascii() and name.isdecimal() and len(name) <= 9):
+            return None, None
+        group = int(name)
+        if group not in self._iommu_types:
+            self._iommu_types[group] = self._directory(f"sys/kernel/iommu_groups/{group}", directory.subject).text(
+                "type"
+            )
+        return group, self._iommu_types[group]
+
+    def _link(self, directory: sysfs.Directory) -> model.PcieLink | None:
+        link = model.PcieLink(
+            max_width=_lanes(directory.number("max_link_width")),
+            current_width=_lanes(directory.number("current_link_width")),
+            max_speed_gts=_speed(directory.text("max_link_speed")),
+            current_speed_gts=_speed(directory.text("current_link_speed")),
+        )
+        return None if link == model.PcieLink() else link
+
+
+def with_switches(pci: model.PciFunction, ports: Mapping[PciAddress, model.PortType | None]) -> model.PciFunction:
+    """A function with its PCIe switches, once the port types of all bridges are known."""
+    switches = pcie.switches(pci.bridges, ports)
+    return replace(pci, switches=switches, switch=switches[0] if switches else None)
+
+
+def _address_or_none(text: str | None) -> PciAddress | None:
+    try:
+        return None if text is None else address.parse(text)
+    except ValueError:
+        return None
+
+
+def _lanes(width: int | None) -> int | None:
+    """0 and 255 are what the kernel shows when it does not know."""
+    return width if width is not None and 0 < width <= _MAX_LANES else None
+
+
+def _speed(text: str | None) -> float | None:
+    match = _SPEED.match(text or "")
+    return float(match[1]) if match else None

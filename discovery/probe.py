@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look at the machine: the phases identity, locality, links, annotate, check, from which a Snapshot comes.
+
+A later phase annotates what an earlier one found and never adds to it: sysfs says which GPUs there are, NVML says what
+they are. Whatever fails on the way costs that fact and is a Finding; only a root that is no directory ends a probe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from discovery import (
+    aligned,
+    check,
+    endpoints,
+    errors,
+    findings,
+    gpus,
+    host,
+    links,
+    model,
+    nics,
+    nvlink,
+    nvml,
+    pci,
+    pcie,
+    sysfs,
+    system,
+    topology,
+)
+from discovery.address import PciAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """What the user's configuration adds to a probe. `rails`: rail by NIC address."""
+
+    rails: Mapping[PciAddress, int] = field(default_factory=dict)
+
+
+class Machine:
+    """One machine that is looked at again and again. For one thread at a time.
+
+    `keep_session`: leave NVML's session open between looks where closing it would put GPUs to sleep.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: sysfs.Sysfs,
+        dev: Path,
+        library: object | None,
+        origin: model.Origin,
+        options: ProbeOptions,
+        clock: Callable[[], float],
+        driver_root: Path = Path("/"),
+        keep_session: bool = False,
+    ) -> None:
+        self._files = files
+        self._dev = dev
+        self._origin = origin
+        self._options = options
+        self._clock = clock
+        self._nvml = nvml.Nvml(library, driver_root=driver_root)
+        self._keep_session = keep_session
+        self._bound: tuple[PciAddress, ...] | None = None
+        self.outlived = False
+        """Whether the NVIDIA driver was replaced under the library that this process loaded: only a new process helps."""
+
+    def close(self) -> None:
+        """End the session with NVML, if one was kept."""
+        self._nvml.close()
+
+    def probe(self) -> model.Snapshot:
+        """A full look. Raises ProbeError when a root is not readable at all."""
+        self._files.check_roots()
+        self._nvml.close()  # a new session sees GPUs that came back
+        found = findings.Findings()
+        rdma = endpoints.class_devices(self._files, "infiniband", found)
+        functions = pci.functions(self._files, rdma, found)
+        machine = system.host(self._files, self._memory(found), found)
+        located, bridges = self._locate(functions, machine, found)
+        if not located[pci.Kind.GPU]:
+            found.info("no-gpu", "node", "there is no NVIDIA GPU on this node")
+        driver, gpu_list = self._read_gpus(located[pci.Kind.GPU], located[pci.Kind.NVSWITCH], found)
+        nic_list, nvme_list = self._read_endpoints(located, rdma, found)
+        snapshot = model.Snapshot(
+            origin=self._origin,
+            taken_at=self._clock(),
+            host=machine,
+            nvidia_driver=driver,
+            numa_nodes=system.numa_nodes(self._files, found),
+            bridges=bridges,
+            gpus=gpu_list,
+            nvswitches=located[pci.Kind.NVSWITCH],
+            nics=nic_list,
+            nvmes=nvme_list,
+        )
+        snapshot = annotate(snapshot, self._options, found)
+        for violation in check.violations(snapshot):
+            found.error("contradiction", "node", violation)
+        return replace(snapshot, findings=found.result())
+
+    def rescan(self) -> model.Rescan:
+        """A cheap look at identity and state. Raises ProbeError as `probe` does."""
+        self._files.check_roots()
+        found = findings.Findings()
+        functions = pci.functions(self._files, endpoints.class_devices(self._files, "infiniband", found), found)
+        drivers = {function.address: self._driver(function, found) for function in functions}
+        self._bound = _bound(drivers.items())
+        with self._session(found) as reader:
+            readings = tuple(
+                reader.reading(function.address, drivers[function.address])
+                for function in functions
+                if function.kind is pci.Kind.GPU
+            )
+        lines = [f"{at.address} {at.kind.value} {at.path} {drivers[at.address]}" for at in functions]
+        lines += [f"{reading.address} {reading.state} {reading.uuid}" for reading in readings]
+        lines.append(f"driver {system.nvidia_module_version(self._files, found)}")
+        text = "\n".join(lines).encode()
+        return model.Rescan(gpus=readings, fingerprint=f"{len(text):x}-{zlib.crc32(text):08x}")
+
+    def sample(self) -> tuple[model.GpuSample, ...]:
+        """How busy the GPUs are that answer, in the order of their addresses."""
+        if self._bound is None:
+            self.rescan()
+        samples = []
+        with self._session(findings.Findings()) as reader:
+            for where in self._bound or ():
+                with contextlib.suppress(errors.SourceError):  # whether a GPU answers is what `rescan` is for
+                    samples.append(reader.sample(where))
+        return tuple(samples)
+
+    def _locate(
+        self, functions: Sequence[pci.Function], machine: model.Host, found: findings.Findings
+    ) -> tuple[Mapping[pci.Kind, tuple[model.PciFunction, ...]], tuple[model.Bridge, ...]]:
+        """The functions with their place in the machine, by kind, and all bridges above them."""
+        locator = pci.Locator(self._files, found)
+        described = [(function.kind, locator.describe(function)) for function in functions]
+        bridges = locator.bridges()
+        ports = topology.port_types(bridges)
+        located: dict[pci.Kind, list[model.PciFunction]] = {kind: [] for kind in pci.Kind}
+        for kind, function in described:
+            if function is None:
+                continue
+            if function.numa_node is None and function.physical_function is None:
+                note = found.warning if kind is pci.Kind.GPU else found.info
+                note(
+                    "numa-unknown",
+                    function.address,
+                    f"the firmware tells no NUMA node for this {kind.value}; paths over the CPU are UNKNOWN",
+                )
+            switches = pcie.switches(function.bridges, ports)
+            located[kind].append(
+                replace(
+                    function,
+                    switches=switches,
+                    switch=switches[0] if switches else None,
+                    cpu_socket=system.socket_of(function.cpus, machine.sockets),
+                )
+            )
+        return {kind: tuple(members) for kind, members in located.items()}, bridges
+
+    def _read_gpus(
+        self,
+        functions: Sequence[model.PciFunction],
+        nvswitches: Sequence[model.PciFunction],
+        found: findings.Findings,
+    ) -> tuple[model.NvidiaDriver | None, tuple[model.Gpu, ...]]:
+        module = system.nvidia_module_version(self._files, found)
+        self._bound = _bound((function.address, function.driver) for function in functions)
+        with self._session(found) as reader:
+            driver = reader.driver(module)
+            gpu_list = tuple(reader.read(function) for function in functions)
+            reader.look_for_strangers({function.address for function in functions})
+        return driver, gpus.with_far_ends(gpu_list, {switch.address for switch in nvswitches})
+
+    def _read_endpoints(
+        self,
+        located: Mapping[pci.Kind, tuple[model.PciFunction, ...]],
+        rdma: endpoints.ClassDevices,
+        found: findings.Findings,
+    ) -> tuple[tuple[model.Nic, ...], tuple[model.Nvme, ...]]:
+        net = endpoints.class_devices(self._files, "net", found)
+        nvme = endpoints.class_devices(self._files, "nvme", found)
+        return (
+            tuple(
+                model.Nic(
+                    pci=function,
+                    interfaces=tuple(map(endpoints.interface, net.get(function.address, ()))),
+                    rdma_devices=tuple(map(endpoints.rdma_device, rdma.get(function.address, ()))),
+                )
+                for function in located[pci.Kind.NIC]
+            ),
+            tuple(
+                model.Nvme(pci=function, controllers=tuple(device.name for device in nvme.get(function.address, ())))
+                for function in located[pci.Kind.NVME]
+            ),
+        )
+
+    @contextlib.contextmanager
+    def _session(self, found: findings.Findings) -> Iterator[gpus.GpuReader]:
+        """A reader of GPUs over a session with NVML, if any GPU is bound to NVIDIA's driver. No session is a Finding."""
+        refused = None
+        if self._bound:
+            try:
+                self._nvml.open()
+            except errors.SourceError as err:
+                refused = err
+                found.failed("nvml", err)
+        reader = gpus.GpuReader(self._files, self._nvml, refused, dev=self._dev, found=found)
+        try:
+            yield reader
+        finally:
+            self.outlived = self.outlived or reader.outlived
+            if not (self._keep_session and reader.keeps_gpus_awake()):
+                self._nvml.close()
+
+    def _driver(self, function: pci.Function, found: findings.Findings) -> str | None:
+        return sysfs.Directory(self._files, function.path, subject=function.address, found=found).link_name("driver")
+
+    def _memory(self, found: findings.Findings) -> int | None:
+        try:
+            return host.memory_bytes(self._files.proc)
+        except errors.SourceError as err:
+            found.failed("host", err)
+            return None
+
+
+def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Findings) -> model.Snapshot:
+    """A Snapshot with everything that follows from what was read: groups, NIC pairing, rails, paths. Pure."""
+    ports = topology.port_types(snapshot.bridges)
+    wiring = nvlink.wiring(snapshot.gpus, found)
+    groups = aligned.groups(snapshot.gpus, wiring, found)
+    pairings = nics.pair(snapshot.gpus, snapshot.nics, ports, options.rails, found)
+    gpu_list = tuple(
+        replace(gpu, groups=groups[gpu.address], nic=pairings.gpus.get(gpu.address)) for gpu in snapshot.gpus
+    )
+    links.degraded(snapshot.gpus, snapshot.bridges, found)
+    return replace(
+        snapshot,
+        gpus=gpu_list,
+        nics=nics.with_rails(snapshot.nics, pairings.rails),
+        paths=topology.paths(topology.endpoints(gpu_list, snapshot.nics, snapshot.nvmes), ports, wiring.active),
+    )
+
+
+def probe(
+    *,
+    sysfs: sysfs.Sysfs,
+    dev: Path,
+    library: object | None,
+    origin: model.Origin,
+    options: ProbeOptions,
+    clock: Callable[[], float],
+) -> model.Snapshot:
+    """One full look; see `Machine.probe`."""
+    return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=clock).probe()
+
+
+def rescan(
+    *, sysfs: sysfs.Sysfs, dev: Path, library: object | None, origin: model.Origin, options: ProbeOptions
+) -> model.Rescan:
+    """One cheap look; see `Machine.rescan`."""
+    return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=time.time).rescan()
+
+
+def sample(
+    *, sysfs: sysfs.Sysfs, dev: Path, library: object | None, origin: model.Origin, options: ProbeOptions
+) -> tuple[model.GpuSample, ...]:
+    """One sample of all GPUs; see `Machine.sample`."""
+    return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=time.time).sample()
+
+
+def _bound(drivers: Iterable[tuple[PciAddress, str | None]]) -> tuple[PciAddress, ...]:
+    """The functions that NVIDIA's driver has, ordered by address; NICs and NVMe controllers have other drivers."""
+    return tuple(sorted(where for where, driver in drivers if driver == gpus.NVIDIA_DRIVER))

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine around the devices: CPUs, sockets, NUMA nodes, and what the NVIDIA kernel driver says in /proc and /sys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from discovery import errors, findings, model, sysfs
+from discovery.address import PciAddress
+
+_CPUS = "sys/devices/system/cpu"
+_NODES = "sys/devices/system/node"
+_GPUS = "proc/driver/nvidia/gpus"
+_MEM_TOTAL = re.compile(r"^Node +[0-9]+ +MemTotal: +([0-9]{1,18}) kB$", re.MULTILINE)
+_MODULE_VERSION = re.compile(r"^NVRM version:.*?\s([0-9]{3,}(?:\.[0-9]+){1,3})\s", re.MULTILINE)
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverGpu:
+    """What /proc/driver/nvidia/gpus/<address>/information says of a GPU. The driver knows the UUID only once the GPU was
+    initialised. `excluded`: kept from use by the driver's own configuration (NVreg_ExcludedGpus).
+    """
+
+    uuid: str | None = None
+    minor: int | None = None
+    excluded: bool = False
+
+
+def host(files: sysfs.Sysfs, memory_bytes: int | None, found: findings.Findings) -> model.Host:
+    """The host; `memory_bytes` comes from elsewhere (host.py)."""
+    system = sysfs.Directory(files, "sys/devices/system", subject="host", found=found)
+    online = system.cpu_list("cpu/online") or ()
+    sockets: dict[int, list[int]] = {}
+    for cpu in online:
+        package = system.number(f"cpu/cpu{cpu}/topology/physical_package_id")
+        if package is not None and package >= 0:
+            sockets.setdefault(package, []).append(cpu)
+    dmi = sysfs.Directory(files, "sys/class/dmi/id", subject="host", found=found)
+    kernel = sysfs.Directory(files, "proc/sys/kernel", subject="host", found=found)
+    return model.Host(
+        boot_id=kernel.text("random/boot_id"),
+        kernel=kernel.text("osrelease"),
+        memory_bytes=memory_bytes,
+        online_cpus=online,
+        sockets={package: tuple(cpus) for package, cpus in sorted(sockets.items())},
+        vendor=dmi.text("sys_vendor"),
+        product=dmi.text("product_name"),
+    )
+
+
+def numa_nodes(files: sysfs.Sysfs, found: findings.Findings) -> tuple[model.NumaNode, ...]:
+    """The online NUMA nodes; none on a kernel without NUMA."""
+    root = sysfs.Directory(files, _NODES, subject="host", found=found)
+    online = root.cpu_list("online") or ()
+    nodes = []
+    for node in online:
+        directory = root.below(f"node{node}")
+        cpus = directory.cpu_list("cpulist")
+        if cpus is None:
+            found.warning(
+                "numa-node-unreadable", f"node{node}", f"/{directory.path}/cpulist is missing: the node is left out"
+            )
+            continue
+        memory = _MEM_TOTAL.search(directory.text("meminfo") or "")
+        nodes.append(
+            model.NumaNode(
+                node=node,
+                cpus=cpus,
+                memory_bytes=int(memory[1]) * 1024 if memory else None,
+                distances=_distances(directory, online, found),
+            )
+        )
+    return tuple(nodes)
+
+
+def socket_of(cpus: tuple[int, ...] | None, sockets: Mapping[int, tuple[int, ...]]) -> int | None:
+    """The one physical package that all of `cpus` are in."""
+    packages = {package for package, members in sockets.items() if cpus and not set(members).isdisjoint(cpus)}
+    return packages.pop() if len(packages) == 1 else None
+
+
+def nvidia_module_version(files: sysfs.Sysfs, found: findings.Findings) -> str | None:
+    """The version of the NVIDIA kernel driver that is loaded; None when none is."""
+    module = sysfs.Directory(files, "sys/module/nvidia", subject="nvidia", found=found).text("version")
+    if module is not None:
+        return module
+    told = sysfs.Directory(files, "proc/driver/nvidia", subject="nvidia", found=found).text("version")
+    match = _MODULE_VERSION.search(told or "")
+    return match[1] if match else None
+
+
+def driver_gpu(files: sysfs.Sysfs, where: PciAddress, found: findings.Findings) -> DriverGpu:
+    """What the driver says of one GPU; all unknown where it does not know it."""
+    text = sysfs.Directory(files, f"{_GPUS}/{where}", subject=where, found=found).text("information") or ""
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    uuid, minor = told.get("GPU UUID", ""), told.get("Device Minor", "")
+    return DriverGpu(
+        uuid=uuid if _UUID.fullmatch(uuid) else None,
+        minor=int(minor) if re.fullmatch(r"[0-9]{1,4}", minor) else None,
+        excluded=told.get("GPU Excluded") == "Yes",
+    )
+
+
+def _distances(directory: sysfs.Directory, online: tuple[int, ...], found: findings.Findings) -> Mapping[int, int]:
+    """The row of the SLIT: one distance for each node that is online, in their order."""
+    text = directory.text("distance")
+    if text is None:
+        return {}
+    row = text.split()
+    if len(row) != len(online) or not all(re.fullmatch(r"[0-9]{1,3}", entry) for entry in row):
+        found.failed(
+            directory.name, errors.SourceError("sysfs", "malformed", f"/{directory.path}/distance: {text[:40]!r}")
+        )
+        return {}
+    return dict(zip(online, map(int, row), strict=True))

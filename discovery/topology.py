@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How two PCI functions reach each other: the path class of every pair of devices. Pure.
+
+The classes are those of `nvidia-smi topo -m`, computed from the tree that sysfs shows and never asked of a tool. Where
+the host bridges differ and a NUMA node is unknown the class is UNKNOWN: a guess would look like knowledge.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from discovery import model
+from discovery.address import PciAddress
+
+Ports = Mapping[PciAddress, model.PortType | None]
+"""Port types by bridge; None or missing: a conventional bridge, or nothing is known."""
+
+Nvlinks = Mapping[tuple[PciAddress, PciAddress], int]
+"""Active NVLinks between two GPUs, lower address first."""
+
+NEARNESS: Mapping[model.PathClass, int] = {path_class: rank for rank, path_class in enumerate(model.PathClass)}
+"""0 is nearest. UNKNOWN ranks last, and is near to nothing."""
+
+
+def port_types(bridges: Iterable[model.Bridge]) -> dict[PciAddress, model.PortType | None]:
+    """The port types of a Snapshot's bridges."""
+    return {bridge.pci.address: bridge.port_type for bridge in bridges}
+
+
+def endpoints(
+    gpus: Iterable[model.Gpu], nics: Iterable[model.Nic], nvmes: Iterable[model.Nvme]
+) -> tuple[model.PciFunction, ...]:
+    """The functions that have paths. A virtual function has those of its physical function, and there may be thousands."""
+    functions = (device.pci for devices in (gpus, nics, nvmes) for device in devices)
+    return tuple(pci for pci in functions if pci.physical_function is None)
+
+
+def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> model.PathClass:
+    """The path class between two functions; the same whichever comes first."""
+    if a.host_bridge is None or b.host_bridge is None:
+        return model.PathClass.UNKNOWN
+    if a.host_bridge != b.host_bridge:
+        if a.numa_node is None or b.numa_node is None:
+            return model.PathClass.UNKNOWN
+        return model.PathClass.NODE if a.numa_node == b.numa_node else model.PathClass.SYS
+    if _same_slot(a.address, b.address):
+        return model.PathClass.PIX
+    shared = sum(
+        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.bridges, b.bridges, strict=False))
+    )
+    if shared == 0:
+        return model.PathClass.PHB
+    crossed = _crossed(a.bridges, shared, ports) | _crossed(b.bridges, shared, ports)
+    return model.PathClass.PIX if len(crossed) <= 1 else model.PathClass.PXB
+
+
+def paths(devices: Sequence[model.PciFunction], ports: Ports, nvlinks: Nvlinks) -> tuple[model.Path, ...]:
+    """The path of every pair of `devices`, ordered by address. Cost grows with the pairs; the class is computed once for
+    every pair of places, and the functions of one slot share a place.
+    """
+    ordered = sorted(devices, key=lambda device: device.address)
+    known: dict[tuple[object, object], model.PathClass] = {}
+    places = [(device.host_bridge, device.bridges, device.numa_node) for device in ordered]
+    found = []
+    for i, a in enumerate(ordered):
+        for j in range(i + 1, len(ordered)):
+            b = ordered[j]
+            if places[i] == places[j]:
+                between = path_class(a, b, ports)
+            else:
+                key = (places[i], places[j])
+                between = known.get(key) or known.setdefault(key, path_class(a, b, ports))
+            found.append(
+                model.Path(a=a.address, b=b.address, path_class=between, nvlinks=nvlinks.get((a.address, b.address), 0))
+            )
+    return tuple(found)
+
+
+def _same_slot(a: PciAddress, b: PciAddress) -> bool:
+    """Functions of one device reach each other inside it, wherever it is plugged."""
+    return (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
+
+
+def _crossed(bridges: Sequence[PciAddress], shared: int, ports: Ports) -> set[PciAddress]:
+    """The switches (by upstream port) that one leg of a path goes through, when its first `shared` bridges are those of
+    the other leg too. The last shared bridge is where the legs meet: a port there is only turned at, unless it is an
+    upstream port, whose switch then joins them. A conventional bridge counts as a switch of its own.
+    """
+    crossed: set[PciAddress] = set()
+    for index in range(shared - 1, len(bridges)):
+        bridge = bridges[index]
+        port = ports.get(bridge)
+        if index == shared - 1 and port in (model.PortType.ROOT, model.PortType.DOWNSTREAM):
+            continue
+        if port is model.PortType.DOWNSTREAM and index > 0:
+            crossed.add(bridges[index - 1])
+        elif port is not model.PortType.ROOT:
+            crossed.add(bridge)
+    return crossed
