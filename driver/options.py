@@ -345,13 +345,19 @@ def parse_given(chosen: Iterable[Option], given: Mapping[str, Given]) -> dict[st
     return parsed
 
 
+def state_dir(parsed: Mapping[str, Any]) -> Path:
+    """The state folder that was given, or the one that follows from kubelet's folder and the driver's name."""
+    given = parsed.get("state_dir")
+    return given if isinstance(given, Path) else parsed["kubelet_dir"] / "plugins" / parsed["driver_name"] / "state"
+
+
 def build_settings(given: Mapping[str, Given]) -> config.Settings:
     """The settings from what was given, by field name; the defaults for the rest.
 
     Raises ConfigError with one line for every problem.
     """
     parsed = parse_given(OPTIONS, given)
-    parsed.setdefault("state_dir", parsed["kubelet_dir"] / "plugins" / parsed["driver_name"] / "state")
+    parsed["state_dir"] = state_dir(parsed)
     parsed.setdefault("driver_root_mount", parsed["driver_root"])
     settings = config.Settings(**parsed)
     problems = _contradictions(settings)

@@ -28,7 +28,7 @@ MISSING = "-"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SEVERITY_STYLES = {model.Severity.ERROR: "bold red", model.Severity.WARNING: "yellow", model.Severity.INFO: "cyan"}
-_PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./ -]{2,}")
+_PLAIN_YAML = re.compile(r"(?![yYnN]$)[A-Za-z/][A-Za-z0-9_./ -]*")
 
 
 class Format(StrEnum):
@@ -40,17 +40,23 @@ class Format(StrEnum):
 
 
 def option(default: Format | None = Format.TABLE) -> Callable[[Command], Command]:
-    """The option -o of a verb, passed on as `output`."""
+    """The option -o of a verb, passed on as `output_format`."""
+
+    def parse(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> Format | None:
+        return None if value is None else Format(value)
+
     return click.option(
         "-o",
         "--output",
+        "output_format",
         cls=parameters.Option,
         envvar="NEARFIELD_OUTPUT",
         show_envvar=True,
-        type=click.Choice(Format),
-        default=default,
+        type=click.Choice([form.value for form in Format]),
+        default=default.value if default is not None else None,
         show_default=default is not None,
-        help="Table for people, JSON or YAML for programs.",
+        callback=parse,
+        help="A table for people, JSON or YAML for programs.",
     )
 
 

@@ -81,6 +81,7 @@ def _as_click(option: options.Option) -> Callable[[Command], Command]:
         envvar=option.variable,
         show_envvar=True,
         metavar=option.metavar,
-        help=option.help + (f"  [default: {default}]" if default else ""),
+        help=option.help,
+        show_default=default or False,
         **switch,
     )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nearfield config`: the configuration file, before an agent reads it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from driver.cli import output
+
+
+@click.group("config", help="Check a configuration file, or print its schema.")
+def command() -> None:
+    """Nothing happens before a verb."""
+
+
+@command.command(
+    "check",
+    short_help="Check a file, and print what is in effect.",
+    help="""Check a configuration file as the agent would, and print what is in effect.
+
+    FILE may be - for standard input. Exit status 2, with a line for each problem, where the agent would not start.""",
+    epilog="""\b
+    Examples:
+      nearfield config check agent.yaml
+      kubectl get configmap nearfield -o jsonpath='{.data.agent\\.yaml}' | nearfield config check -
+    """,
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@output.option(default=None)
+def check(file: Path, output_format: output.Format | None) -> None:
+    """Print the effective configuration."""
+    from discovery import document
+    from discovery.errors import DocumentError
+    from driver import configfile
+    from driver.errors import ConfigError
+
+    if file == Path("-"):
+        try:
+            data = sys.stdin.buffer.read(document.MAX_BYTES + 1)
+            effective = configfile.parse(document.parse(data, name="standard input"))
+        except DocumentError as err:
+            raise ConfigError(str(err)) from err
+    else:
+        effective = configfile.load(file)
+    form = output.Format.JSON if output_format is output.Format.JSON else output.Format.YAML
+    output.write_document(configfile.to_json(effective), form)
+
+
+@command.command(
+    "schema",
+    short_help="Print the JSON Schema of the file.",
+    help="""Print the JSON Schema of the configuration file, for editors and other checkers.""",
+    epilog="""\b
+    Example:
+      nearfield config schema > agent.schema.json
+    """,
+)
+def schema() -> None:
+    """Print the JSON Schema."""
+    from driver import configfile
+
+    sys.stdout.write(json.dumps(configfile.json_schema(), indent=2) + "\n")
