@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -273,7 +274,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="config", metavar="FILE", parse=_optional_path, default="", help="Configuration file (AgentConfig)."),
     Option(
         name="allow-coexistence",
-        metavar="true|false",
+        metavar="[true|false]",
         parse=parse_switch,
         default="false",
         help="Publish although another driver or device plugin hands out the same GPUs.",
@@ -403,3 +404,17 @@ def _contradictions(settings: config.Settings) -> list[str]:
             f"--state-dir and --cdi-dir are both {settings.cdi_dir}: runtimes read every file in a CDI folder"
         )
     return problems
+
+
+def table() -> str:
+    """The options as a Markdown table, for docs/configuration.md."""
+    rows = ["| option | variable | default | meaning |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        default = "required" if option.required else f"`{option.default}`" if option.default else option.derived or ""
+        metavar = option.metavar.replace("|", "\\|")
+        rows.append(f"| `{option.flag} {metavar}` | `{option.variable}` | {default} | {option.help} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

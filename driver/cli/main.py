@@ -112,7 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        result = group.main(args=arguments, prog_name="nearfield", standalone_mode=False)
+        if "_NEARFIELD_COMPLETE" in os.environ:
+            # click's own door knows how to complete a command line for a shell.
+            group.main(args=arguments, prog_name="nearfield")
+        with group.make_context("nearfield", list(sys.argv[1:] if arguments is None else arguments)) as ctx:
+            group.invoke(ctx)
+    except click.exceptions.Exit as err:
+        return err.exit_code
     except click.ClickException as err:
         err.show()
         return err.exit_code
@@ -126,15 +132,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _nobody_reads()
     except OSError as err:
         logger.debug("An operation of the system failed", exc_info=True)
-        return _failed(f"{err.filename}: {err.strerror}" if err.filename and err.strerror else str(err))
+        reason = err.strerror or str(err)
+        return _failed(f"{err.filename}: {reason}" if err.filename else reason)
     except Exception as err:
+        # The last door: a person gets a sentence, the log at level debug the traceback.
         logger.debug("A defect ended the command", exc_info=True)
         at = traceback.extract_tb(err.__traceback__)[-1]
         return _failed(
             f"Internal error: {type(err).__name__}: {err} ({Path(at.filename).name}:{at.lineno}). This is a defect of"
             f" nearfield {VERSION}; please report it with the command line."
         )
-    return result if isinstance(result, int) else 0
+    return 0
 
 
 def _failed(message: str, *, status: int = 1) -> int:

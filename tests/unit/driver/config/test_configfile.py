@@ -154,3 +154,11 @@ def test_the_published_schema_is_that_of_the_code() -> None:
     """To rewrite it: nearfield config schema > docs/configuration.schema.json."""
     published = json.loads((ROOT / "docs/configuration.schema.json").read_text(encoding="utf-8"))
     assert published == configfile.json_schema()
+
+
+def test_the_documented_file_is_read() -> None:
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    shown = page.split("```yaml\n")[1].split("```")[0]
+    assert parse(shown) == config.AgentConfig(
+        topology=config.TopologyConfig(rails={address.parse("0000:18:00.0"): 0}),
+    )

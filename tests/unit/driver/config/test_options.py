@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from driver import config, options
 from driver.errors import ConfigError
 
+ROOT = Path(__file__).parents[4]
+
 
 def build(**texts: str) -> config.Settings:
     return options.build_settings(
@@ -265,3 +267,9 @@ def test_any_text_is_taken_or_refused_with_the_option_s_name(option: options.Opt
     except ConfigError as err:
         message = str(err)
     assert option.flag in message
+
+
+def test_the_documentation_lists_every_option() -> None:
+    """To rewrite the table: python -m driver.options."""
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    assert options.table() in page
