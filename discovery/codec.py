@@ -16,6 +16,7 @@ import dataclasses
 import enum
 import functools
 import math
+import pathlib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ _Reader = Callable[[Any, str], Any]
 _TEXT_FORMS: dict[Any, Callable[[str], Any]] = {
     address.PciAddress: address.parse,
     address.HostBridge: address.parse_host_bridge,
+    pathlib.Path: pathlib.Path,
 }
 
 
@@ -77,7 +79,7 @@ def encode(value: object) -> Any:
             return value
         case tuple() | list():
             return [encode(item) for item in value]
-        case address.PciAddress():
+        case address.PciAddress() | pathlib.PurePath():
             return str(value)
         case Mapping():
             return {str(encode(key)): encode(item) for key, item in value.items()}
@@ -195,7 +197,7 @@ def _read_text_form(parse: Callable[[str], Any], obj: Any, place: str) -> Any:
     except ValueError:
         value = None
     if value is None or str(value) != text:
-        _fail(place, f"{_said(obj)} is not spelled as the kernel spells an address")
+        _fail(place, f"{_said(obj)} is not in its one spelling")
     return value
 
 

@@ -218,23 +218,24 @@ class Nvml:
 
     def _nvlinks(self, where: PciAddress) -> tuple[model.NvLink, ...]:
         links = []
+        handle = self._handle(where)
         for link in range(self._link_count(where)):
             try:
-                state = self._of(where, "nvmlDeviceGetNvLinkState", link)
+                state = self._optional("nvmlDeviceGetNvLinkState", handle, link)
             except errors.SourceError as err:
                 if err.kind == "invalid-argument":
                     break
                 raise
             if state is not None:
-                links.append(self._nvlink(where, link, active=bool(state)))
+                links.append(self._nvlink(handle, link, active=bool(state)))
         return tuple(links)
 
-    def _nvlink(self, where: PciAddress, link: int, *, active: bool) -> model.NvLink:
+    def _nvlink(self, handle: Any, link: int, *, active: bool) -> model.NvLink:
         """A link; of one that is down the far end is often refused, with whatever error."""
 
         def ask(function: str) -> Any:
             try:
-                return self._of(where, function, link)
+                return self._optional(function, handle, link)
             except errors.SourceError as err:
                 if err.kind in _ENDS_A_GPU or (active and err.kind != "invalid-argument"):
                     raise
@@ -304,12 +305,15 @@ class Nvml:
             info = self._of(where, "nvmlDeviceGetMemoryInfo")
         return None if info is None else int(getattr(info, field))
 
-    def _of(self, where: PciAddress, function: str, *arguments: object) -> Any:
-        """The answer of a function about one GPU, None where there is no such thing."""
+    def _handle(self, where: PciAddress) -> Any:
         handle = self._handles.get(where)
         if handle is None:
             handle = self._handles[where] = self._ask("nvmlDeviceGetHandleByPciBusId", _nvml_spelling(where))
-        return self._optional(function, handle, *arguments)
+        return handle
+
+    def _of(self, where: PciAddress, function: str, *arguments: object) -> Any:
+        """The answer of a function about one GPU, None where there is no such thing."""
+        return self._optional(function, self._handle(where), *arguments)
 
     def _noted(self, where: PciAddress, found: findings.Findings, read: Callable[[], _T]) -> _T | None:
         try:

@@ -188,28 +188,25 @@ class Locator:
         if where in self._bridges:
             return
         directory = self._directory("sys/devices/" + "/".join(components), where)
-        vendor_id, device_id = directory.hexadecimal("vendor", 16), directory.hexadecimal("device", 16)
-        class_code = directory.hexadecimal("class", 24)
-        if vendor_id is None or device_id is None or class_code is None:
+        config = directory.read("config") or b""
+        port = pcie.parse_port_type(config)
+        identity = pcie.parse_identity(config)
+        if identity is None:
+            identity = _told_identity(directory)
+        if identity is None:
             self._bridges[where] = None
             self._found.warning("pci-identity", where, f"/{directory.path} shows no identity: the bridge is left out")
             return
-        numa_node = self._numa_node(directory)
         self._bridges[where] = model.PciFunction(
             address=where,
-            vendor_id=vendor_id,
-            device_id=device_id,
-            class_code=class_code,
+            vendor_id=identity.vendor_id,
+            device_id=identity.device_id,
+            class_code=identity.class_code,
             host_bridge=chain.host_bridge,
             pcie_root=chain.pcie_root,
             bridges=chain.bridges[:depth],
-            numa_node=numa_node,
-            numa_source=None if numa_node is None else model.Provenance.SYSFS,
-            driver=directory.link_name("driver"),
             link=self._link(directory),
         )
-        config = directory.read("config")
-        port = pcie.ConfigGap.RESTRICTED if config is None else pcie.parse_port_type(config)
         if isinstance(port, model.PortType):
             self._ports[where] = port
         elif port is pcie.ConfigGap.CONVENTIONAL:
@@ -268,6 +265,15 @@ def with_switches(pci: model.PciFunction, ports: Mapping[PciAddress, model.PortT
     """A function with its PCIe switches, once the port types of all bridges are known."""
     switches = pcie.switches(pci.bridges, ports)
     return replace(pci, switches=switches, switch=switches[0] if switches else None)
+
+
+def _told_identity(directory: sysfs.Directory) -> pcie.Identity | None:
+    """The identity by the kernel's own attributes, which it read when the function was found."""
+    vendor_id, device_id = directory.hexadecimal("vendor", 16), directory.hexadecimal("device", 16)
+    class_code = directory.hexadecimal("class", 24)
+    if vendor_id is None or device_id is None or class_code is None:
+        return None
+    return pcie.Identity(vendor_id, device_id, class_code)
 
 
 def _address_or_none(text: str | None) -> PciAddress | None:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from discovery import address
 from discovery.address import HostBridge, PciAddress
@@ -79,6 +80,22 @@ def parse_chain(function: PciAddress, components: Sequence[str]) -> Chain:
         pcie_root=first if function.domain <= 0xFFFF else None,
         bridges=bridges,
     )
+
+
+class Identity(NamedTuple):
+    """What a function says it is. Class code: base class, subclass and interface, 24 bits."""
+
+    vendor_id: int
+    device_id: int
+    class_code: int
+
+
+def parse_identity(config: bytes) -> Identity | None:
+    """The identity in a configuration space; None where the function does not answer."""
+    if len(config) < UNPRIVILEGED_CONFIG_BYTES or config[:2] == b"\xff\xff":
+        return None
+    vendor_id, device_id, revision_and_class = struct.unpack_from("<HH4xI", config)
+    return Identity(vendor_id, device_id, revision_and_class >> 8)
 
 
 def parse_port_type(config: bytes) -> PortType | ConfigGap:

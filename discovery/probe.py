@@ -11,7 +11,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from discovery import (
@@ -34,13 +34,7 @@ from discovery import (
     topology,
 )
 from discovery.address import PciAddress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOptions:
-    """What the user's configuration adds to a probe. `rails`: rail by NIC address."""
-
-    rails: Mapping[PciAddress, int] = field(default_factory=dict)
+from discovery.options import ProbeOptions
 
 
 class Machine:

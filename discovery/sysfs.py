@@ -41,23 +41,24 @@ class Sysfs:
     """Reads one machine's /sys and /proc. Stateless; safe in several threads if `trace` is."""
 
     def __init__(self, *, sys: Path = Path("/sys"), proc: Path = Path("/proc"), trace: Trace | None = None) -> None:
-        self._roots = {"sys": str(sys), "proc": str(proc)}
+        self._sys = str(sys)
+        self._proc = str(proc)
         self._trace = trace
 
     @property
     def sys(self) -> Path:
         """The root that stands for /sys."""
-        return Path(self._roots["sys"])
+        return Path(self._sys)
 
     @property
     def proc(self) -> Path:
         """The root that stands for /proc."""
-        return Path(self._roots["proc"])
+        return Path(self._proc)
 
     def check_roots(self) -> None:
         """Raises a ProbeError that no repetition mends when a root is no directory."""
-        for name, root in self._roots.items():
-            if not os.path.isdir(root):  # noqa: PTH112 - the roots are kept as text
+        for name, root in (("sys", self.sys), ("proc", self.proc)):
+            if not root.is_dir():
                 raise errors.ProbeError(f"{root} (for /{name}) is no directory; mount it there", retryable=False)
 
     def read(self, path: str) -> bytes | None:
@@ -148,8 +149,7 @@ class Sysfs:
         return self.text("proc/sys/kernel/random/boot_id")
 
     def _place(self, path: str) -> str:
-        root, _, rest = path.partition("/")
-        return f"{self._roots[root]}/{rest}"
+        return self._sys + path[3:] if path.startswith("sys/") else self._proc + path[4:]
 
 
 class Directory:

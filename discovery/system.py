@@ -31,13 +31,8 @@ class DriverGpu:
 
 def host(files: sysfs.Sysfs, memory_bytes: int | None, found: findings.Findings) -> model.Host:
     """The host; `memory_bytes` comes from elsewhere (host.py)."""
-    system = sysfs.Directory(files, "sys/devices/system", subject="host", found=found)
-    online = system.cpu_list("cpu/online") or ()
-    sockets: dict[int, list[int]] = {}
-    for cpu in online:
-        package = system.number(f"cpu/cpu{cpu}/topology/physical_package_id")
-        if package is not None and package >= 0:
-            sockets.setdefault(package, []).append(cpu)
+    cpus = sysfs.Directory(files, _CPUS, subject="host", found=found)
+    online = cpus.cpu_list("online") or ()
     dmi = sysfs.Directory(files, "sys/class/dmi/id", subject="host", found=found)
     kernel = sysfs.Directory(files, "proc/sys/kernel", subject="host", found=found)
     return model.Host(
@@ -45,7 +40,7 @@ def host(files: sysfs.Sysfs, memory_bytes: int | None, found: findings.Findings)
         kernel=kernel.text("osrelease"),
         memory_bytes=memory_bytes,
         online_cpus=online,
-        sockets={package: tuple(cpus) for package, cpus in sorted(sockets.items())},
+        sockets=_sockets(cpus, online),
         vendor=dmi.text("sys_vendor"),
         product=dmi.text("product_name"),
     )
@@ -102,6 +97,25 @@ def driver_gpu(files: sysfs.Sysfs, where: PciAddress, found: findings.Findings) 
         minor=int(minor) if re.fullmatch(r"[0-9]{1,4}", minor) else None,
         excluded=told.get("GPU Excluded") == "Yes",
     )
+
+
+def _sockets(cpus: sysfs.Directory, online: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    """The online CPUs of each physical package. One CPU tells the others of its package (`core_siblings_list`, which kernels
+    from 5.3 on also call `package_cpus_list`), so that hundreds of CPUs take a handful of reads.
+    """
+    sockets: dict[int, set[int]] = {}
+    known: set[int] = set()
+    for cpu in online:
+        if cpu in known:
+            continue
+        topology = cpus.below(f"cpu{cpu}/topology")
+        package = topology.number("physical_package_id")
+        if package is not None and package >= 0:
+            told = topology.cpu_list("core_siblings_list") or topology.cpu_list("package_cpus_list") or ()
+            members = {cpu, *told}.intersection(online) - known
+            sockets.setdefault(package, set()).update(members)
+            known.update(members)
+    return {package: tuple(sorted(members)) for package, members in sorted(sockets.items())}
 
 
 def _distances(directory: sysfs.Directory, online: tuple[int, ...], found: findings.Findings) -> Mapping[int, int]:

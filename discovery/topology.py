@@ -56,24 +56,29 @@ def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> mode
 
 
 def paths(devices: Sequence[model.PciFunction], ports: Ports, nvlinks: Nvlinks) -> tuple[model.Path, ...]:
-    """The path of every pair of `devices`, ordered by address. Cost grows with the pairs; the class is computed once for
-    every pair of places, and the functions of one slot share a place.
+    """The path of every pair of `devices`, ordered by address.
+
+    There are many pairs and few places, and a path class is a matter of the places, but for functions of one slot.
     """
     ordered = sorted(devices, key=lambda device: device.address)
-    known: dict[tuple[object, object], model.PathClass] = {}
-    places = [(device.host_bridge, device.bridges, device.numa_node) for device in ordered]
+    places: dict[object, int] = {}
+    place_of = [
+        places.setdefault((device.host_bridge, device.bridges, device.numa_node), len(places)) for device in ordered
+    ]
+    linked = {address for pair in nvlinks for address in pair}
+    has_nvlinks = [device.address in linked for device in ordered]
+    known: dict[tuple[int, int], model.PathClass] = {}
     found = []
     for i, a in enumerate(ordered):
         for j in range(i + 1, len(ordered)):
             b = ordered[j]
-            if places[i] == places[j]:
+            between = known.get((place_of[i], place_of[j]))
+            if between is None:
                 between = path_class(a, b, ports)
-            else:
-                key = (places[i], places[j])
-                between = known.get(key) or known.setdefault(key, path_class(a, b, ports))
-            found.append(
-                model.Path(a=a.address, b=b.address, path_class=between, nvlinks=nvlinks.get((a.address, b.address), 0))
-            )
+                if place_of[i] != place_of[j]:
+                    known[place_of[i], place_of[j]] = between
+            count = nvlinks.get((a.address, b.address), 0) if has_nvlinks[i] and has_nvlinks[j] else 0
+            found.append(model.Path(a=a.address, b=b.address, path_class=between, nvlinks=count))
     return tuple(found)
 
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a probe is told: where the machine is, and what the user's configuration adds. Plain values, cheap to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from discovery.address import PciAddress
+from discovery.model import Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """What the user's configuration adds to a probe. `rails`: rail by NIC address."""
+
+    rails: Mapping[PciAddress, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the machine is seen: the places of /sys, /proc and /dev. `mock`: a rendered machine, whose NVML library is
+    taken; the three then lie in it. `driver_root`: where libnvidia-ml is looked for, if not in this file system.
+    """
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    dev: Path = Path("/dev")
+    mock: Path | None = None
+    driver_root: Path = Path("/")
+
+    @property
+    def origin(self) -> Origin:
+        """Whether what is seen there is this node."""
+        return Origin.THIS_NODE if self.mock is None else Origin.RECORDING

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that looks at the hardware: `python -m discovery.worker SOURCE`, started by child.ProbeChild.
+
+It answers requests on its standard input, one after the other, on what was its standard output; anything that prints
+lands on standard error. It ends when its input ends, that is when its parent is gone: at once if idle, and a second later
+even if it hangs in a call of NVML. It imports only what a look needs, because it is a process on every node.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Any
+
+from discovery import codec, errors, frames, options, probe, sysfs
+
+_GRACE_S = 1.0
+"""How long work under way may go on after the parent is gone, so that NVML is closed in order."""
+
+VERBS: Mapping[str, Callable[[probe.Machine], Any]] = {
+    "probe": lambda machine: codec.to_json(machine.probe()),
+    "rescan": lambda machine: codec.encode(machine.rescan()),
+    "sample": lambda machine: codec.encode(machine.sample()),
+}
+
+
+def main() -> int:
+    """Serve until the parent is gone, or until only a new process can go on."""
+    requests, answers = _take_pipes()
+    source, settings = _arguments(sys.argv[1])
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_receive, args=(requests, inbox), name="requests", daemon=True).start()
+    machine = _machine(source, settings)
+    gc.freeze()  # what was imported stays, and need not be looked at again
+    try:
+        while (request := inbox.get()) is not None:
+            frames.write(answers, _answer(machine, request))
+            if machine.outlived:
+                break
+    except BrokenPipeError:
+        pass  # the parent went away while we worked
+    finally:
+        machine.close()
+    return 0
+
+
+def _machine(source: options.Source, settings: options.ProbeOptions) -> probe.Machine:
+    library = None
+    if source.mock is not None:
+        from discovery.mock import library as mock_library  # noqa: PLC0415 - real hardware does without
+
+        library = mock_library.load_library(source.mock)
+    return probe.Machine(
+        files=sysfs.Sysfs(sys=source.sys, proc=source.proc),
+        dev=source.dev,
+        library=library,
+        origin=source.origin,
+        options=settings,
+        clock=time.time,
+        driver_root=source.driver_root,
+        keep_session=True,
+    )
+
+
+def _answer(machine: probe.Machine, request: Any) -> dict[str, Any]:
+    try:
+        return {"answer": VERBS[request["verb"]](machine)}
+    except errors.ProbeError as err:
+        return {"error": str(err), "retryable": err.retryable}
+    except Exception as err:  # noqa: BLE001 - the door of this process: the parent hears of it, the log has the trace
+        traceback.print_exc()
+        return {"error": f"{type(err).__name__}: {err}", "retryable": True}
+
+
+def _take_pipes() -> tuple[int, int]:
+    """Descriptors of the two pipes, kept from everybody who prints or reads."""
+    requests, answers = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return requests, answers
+
+
+def _receive(requests: int, inbox: SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            inbox.put(frames.read(requests))
+    except frames.FrameError:
+        inbox.put(None)
+    time.sleep(_GRACE_S)
+    os._exit(0)
+
+
+def _arguments(text: str) -> tuple[options.Source, options.ProbeOptions]:
+    arguments = json.loads(text)
+    return (
+        codec.decode(options.Source, arguments["source"], place="source"),
+        codec.decode(options.ProbeOptions, arguments["options"], place="options"),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
