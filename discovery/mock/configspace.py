@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI configuration space of a mock function: header, bus numbers and the capabilities that say what a function is.
+
+256 bytes in the layout of the PCI Local Bus and PCI Express Base specifications (7.5.1, 7.5.3): type 0 or 1 header, power
+management at 0x40, PCI Express at 0x60. BARs are zero: no address of a real machine is public.
+"""
+
+from __future__ import annotations
+
+from discovery.mock.pcitree import Function
+
+SIZE = 256
+
+_COMMAND = 0x0406  # memory space, bus master, interrupts off
+_STATUS = 0x0010  # has capabilities
+_POWER = 0x40
+_EXPRESS = 0x60
+_EXPRESS_VERSION = 2
+_SLOT_IMPLEMENTED = 1 << 8
+_DOWNWARD = (4, 6)
+"""Root ports and downstream ports have a slot."""
+
+
+def config(function: Function, *, multifunction: bool) -> bytes:
+    """The configuration space of a function. `multifunction`: whether its device has more than one."""
+    space = bytearray(SIZE)
+    _put(space, 0x00, 2, function.ids.vendor)
+    _put(space, 0x02, 2, function.ids.device)
+    _put(space, 0x04, 2, _COMMAND)
+    _put(space, 0x06, 2, _STATUS)
+    _put(space, 0x08, 1, function.part.revision)
+    _put(space, 0x09, 3, function.class_code)
+    _put(space, 0x0E, 1, (0x01 if function.bridging else 0x00) | (0x80 if multifunction else 0x00))
+    _put(space, 0x34, 1, _POWER)
+    if function.bridging is not None:
+        _put(space, 0x18, 1, function.bridging.primary)
+        _put(space, 0x19, 1, function.bridging.secondary)
+        _put(space, 0x1A, 1, function.bridging.subordinate)
+    elif function.part.subsystem is not None:
+        _put(space, 0x2C, 2, function.part.subsystem.vendor)
+        _put(space, 0x2E, 2, function.part.subsystem.device)
+    _put(space, _POWER, 1, 0x01)
+    _put(space, _POWER + 1, 1, _EXPRESS)
+    _put(space, _POWER + 2, 2, 0x0003)
+    _express(space, function)
+    return bytes(space)
+
+
+def _express(space: bytearray, function: Function) -> None:
+    port_type = int(function.port_type)
+    flags = _EXPRESS_VERSION | port_type << 4 | (_SLOT_IMPLEMENTED if port_type in _DOWNWARD else 0)
+    _put(space, _EXPRESS, 1, 0x10)
+    _put(space, _EXPRESS + 2, 2, flags)
+    if function.link is not None:
+        _put(space, _EXPRESS + 0x0C, 4, function.link.max_generation | function.link.max_width << 4)
+        _put(space, _EXPRESS + 0x12, 2, function.link.generation | function.link.width << 4)
+        _put(space, _EXPRESS + 0x2C, 4, ((1 << function.link.max_generation) - 1) << 1)
+
+
+def _put(space: bytearray, offset: int, size: int, value: int) -> None:
+    space[offset : offset + size] = value.to_bytes(size, "little")

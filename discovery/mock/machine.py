@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The document `Machine`: a node as people describe it. Models only; `pcitree` and `expand` give them meaning.
+
+    apiVersion: mock.nearfield.dev/v1alpha1
+    kind: Machine
+    name: two-gpus
+    host: {vendor: Example, product: Example 2, cpu: Example CPU, rootPort: intel-sapphire-rapids-root-port}
+    driver: {version: 580.95.05, cuda: "13.0"}
+    numa:
+      nodes: [{node: 0, socket: 0, cpus: "0-31", memory: 256GiB}]
+    pci:
+      - root: "0000:15"
+        numa: 0
+        ports:
+          - switch: broadcom-pex890xx
+            ports: [{gpu: nvidia-l40s}, {gpu: nvidia-l40s}, {nic: connectx-7-200g}]
+
+Bus numbers, names (`gpu0`, `nic0`, ... in order of PCI address), UUIDs, MACs and GUIDs follow from the document; `bus`, `at`
+and `name` set them where a real machine's are known. Parts come from products.yaml or from `products` of the document.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, PlainValidator, model_validator
+from pydantic.alias_generators import to_camel
+
+from discovery.mock import fault
+from discovery.mock import products as parts
+from discovery.mock.products import Bus, LinkLayer, Model, Numbers, Size, Version, Width
+
+_ROOT = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2})")
+_AT = re.compile(r"([0-9a-f]{2})\.([0-7])")
+_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_NAME = "^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
+
+KINDS = ("gpu", "nic", "nvme", "device", "switch")
+"""What can stand in a slot."""
+
+
+class DevFn(NamedTuple):
+    """Device and function number on a bus."""
+
+    device: int
+    function: int
+
+
+class RootBus(NamedTuple):
+    """Domain and first bus of a root complex."""
+
+    domain: int
+    bus: int
+
+
+def _root(value: object) -> object:
+    match = _ROOT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f'{value!r} is no root bus; write domain and bus as "0000:15", in quotes')
+    return RootBus(int(match[1], 16), int(match[2], 16))
+
+
+def _at(value: object) -> object:
+    match = _AT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[1], 16) > 0x1F:
+        raise ValueError(f'{value!r} is no place on a bus; write device and function as "01.0", in quotes')
+    return DevFn(int(match[1], 16), int(match[2]))
+
+
+class Host(Model):
+    """The machine around the devices. `threads` and `siblings` say how CPU numbers are laid over cores."""
+
+    vendor: str | None = None
+    product: str | None = None
+    architecture: Literal["x86_64", "aarch64"] = "x86_64"
+    kernel: str = "6.8.0"
+    cpu: str
+    threads: int = Field(default=1, ge=1, le=8)
+    siblings: Literal["split", "adjacent"] = "split"
+    """`split`: a node's CPUs are first all first threads, then all second ones (x86). `adjacent`: thread by thread."""
+    root_port: str
+    iommu: Literal["off", "DMA", "DMA-FQ", "identity"] = "DMA-FQ"
+
+
+class Driver(Model):
+    """The loaded NVIDIA driver. Without it no function is bound to it and there is no NVML."""
+
+    version: str = Field(pattern=r"^[0-9]+(\.[0-9]+){1,2}$")
+    cuda: Version
+    peer_memory: bool = False
+    """Whether nvidia_peermem is loaded."""
+
+
+class NumaNode(Model):
+    """A NUMA node, or several (`nodes`) of which the first has the memory, as a GPU gives them to the kernel."""
+
+    node: int | None = Field(default=None, ge=0, lt=1024)
+    nodes: Numbers | None = None
+    socket: int | None = Field(default=None, ge=0)
+    die: int = Field(default=0, ge=0)
+    cpus: Numbers = ()
+    memory: Size = 0
+    gpu: str | None = None
+    """The GPU whose memory it is."""
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> NumaNode:
+        if (self.node is None) == (not self.nodes):
+            raise ValueError("give either node or nodes")
+        if self.cpus and self.socket is None:
+            raise ValueError("a node with CPUs needs its socket")
+        return self
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The numbers of its nodes."""
+        return self.nodes or (self.node or 0,)
+
+
+class Numa(Model):
+    """The nodes, and the firmware's distances between the entries of the list; `within` is between the nodes of one entry."""
+
+    nodes: tuple[NumaNode, ...] = Field(min_length=1)
+    distances: tuple[tuple[int, ...], ...] | None = None
+    within: int = Field(default=10, ge=10, le=255)
+
+    @model_validator(mode="after")
+    def _square(self) -> Numa:
+        size = len(self.nodes)
+        if self.distances is None:
+            if size > 1:
+                raise ValueError("several nodes need their distances")
+        elif len(self.distances) != size or any(len(row) != size for row in self.distances):
+            raise ValueError(f"distances is no table of {size} rows of {size} numbers")
+        elif any(not 10 <= value <= 255 for row in self.distances for value in row):
+            raise ValueError("a distance is not between 10 and 255")
+        ids = [node for entry in self.nodes for node in entry.ids]
+        cpus = [cpu for entry in self.nodes for cpu in entry.cpus]
+        if len(set(ids)) != len(ids) or len(set(cpus)) != len(cpus):
+            raise ValueError("a node or a CPU appears twice")
+        if not cpus:
+            raise ValueError("no node has CPUs")
+        return self
+
+
+class Port(Model):
+    """One port of a NIC, in the order of its functions; what is not said follows from the product."""
+
+    interface: str | None = Field(default=None, pattern=r"^[^/\s.][^/\s]{0,14}$")
+    rdma: str | None = Field(default=None, pattern=r"^[^/\s.][^/\s]{0,62}$")
+    link: LinkLayer | None = None
+    rate: int | None = Field(default=None, ge=1)
+    up: bool = True
+
+
+class LinkNow(Model):
+    """What the PCIe link has trained to, where that is less than both ends can."""
+
+    generation: parts.Generation | None = None
+    width: Width | None = None
+
+
+class Slot(Model):
+    """A place on a bus: a device, or a port with one device or one switch behind it."""
+
+    at: Annotated[DevFn, PlainValidator(_at)] | None = None
+    """Device and function of the port (below `ports`), or of the device itself (in `devices` of a root)."""
+    bus: Bus | None = None
+    """The bus behind the port."""
+    port: str | None = None
+    """Product of the port, where it is not the root's or the switch's."""
+    name: str | None = Field(default=None, pattern=_NAME)
+    gpu: str | None = None
+    nic: str | None = None
+    nvme: str | None = None
+    device: str | None = None
+    switch: str | None = None
+    ports: tuple[Slot, ...] = ()
+    functions: tuple[Port, ...] | None = None
+    driver: str | None = None
+    """The bound driver in place of the usual one; `none` for no driver."""
+    numa: int | None = Field(default=None, ge=-1)
+    link: LinkNow | None = None
+    minor: int | None = Field(default=None, ge=0, le=254)
+    module_id: int | None = Field(default=None, ge=0)
+    root: RootComplex | None = None
+    """A root complex that the device makes, with a PCI domain of its own (Intel VMD)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Slot:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise ValueError(f"a slot holds one thing, not {' and '.join(given)}")
+        kind = given[0] if given else "empty slot"
+        for key, owner in (
+            ("ports", "switch"),
+            ("functions", "nic"),
+            ("minor", "gpu"),
+            ("module_id", "gpu"),
+            ("root", "device"),
+        ):
+            if getattr(self, key) and kind != owner:
+                raise ValueError(f"{kind} takes no {to_camel(key)}; only {owner} does")
+        return self
+
+    @property
+    def kind(self) -> str | None:
+        """Which of KINDS it holds."""
+        return next((kind for kind in KINDS if getattr(self, kind) is not None), None)
+
+
+class RootComplex(Model):
+    """A host bridge: its root bus, root ports with what hangs on them, and devices on the root bus itself."""
+
+    root: Annotated[RootBus, PlainValidator(_root)]
+    numa: int | None = Field(default=None, ge=0)
+    """None: the firmware does not say, numa_node reads -1."""
+    under: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9:._-]*(/[A-Za-z0-9][A-Za-z0-9:._-]*)*$")
+    """Where in /sys/devices the host bridge stands, if not at the top (Hyper-V's VMBus)."""
+    ports: tuple[Slot, ...] = ()
+    devices: tuple[Slot, ...] = ()
+
+
+class Pair(Model):
+    """NVLinks between two GPUs."""
+
+    between: tuple[str, str]
+    links: int = Field(ge=1)
+
+
+class Switched(Model):
+    """NVLinks of every GPU to NVSwitches. `links`: how many to each switch; without `switches` they are outside the node."""
+
+    switches: tuple[str, ...] = ()
+    links: tuple[int, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _alike(self) -> Switched:
+        if self.switches and len(self.switches) != len(self.links):
+            raise ValueError("links needs one number for each of switches")
+        return self
+
+
+class NvLink(Model):
+    """The NVLink fabric."""
+
+    switched: Switched | None = None
+    pairs: tuple[Pair, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> NvLink:
+        if (self.switched is None) == (not self.pairs):
+            raise ValueError("give either switched or pairs")
+        return self
+
+
+class Fabric(Model):
+    """What the GPUs registered with their fabric manager."""
+
+    state: Literal["not_started", "in_progress", "completed"] = "completed"
+    cluster_uuid: str | None = Field(default=None, pattern=_UUID)
+    clique: int = Field(default=0, ge=0, lt=1 << 32)
+
+
+class Fault(Model):
+    """A fault, see `fault.Kind`. Times in seconds after the machine is put up; `at: [from, to]` is drawn by `seed`."""
+
+    kind: fault.Kind
+    target: str | None = None
+    """A device's name or its PCI address."""
+    at: float | tuple[float, float] = Field(default=0.0, union_mode="left_to_right")
+    until: float | None = None
+    xid: int | None = None
+    link: int | None = None
+    width: int | None = None
+    count: int | None = None
+    temperature: int | None = None
+    function: str | None = None
+    error: int | None = None
+    signal: int | None = None
+
+
+class Machine(Model):
+    """The document."""
+
+    api_version: Literal["mock.nearfield.dev/v1alpha1"]
+    kind: Literal["Machine"]
+    name: str = Field(pattern=_NAME)
+    description: str = ""
+    host: Host
+    driver: Driver | None = None
+    numa: Numa
+    pci: tuple[RootComplex, ...] = ()
+    nvlink: NvLink | None = None
+    fabric: Fabric | None = None
+    products: parts.Products = parts.Products()
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of products that machines are built of (products.yaml): facts of data sheets and of pci.ids, with sources.
+
+Strict models: an unknown key or a wrong type is an error that names its place. The same models read the `products` of a
+Machine, so that a machine with new parts needs no change here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic.alias_generators import to_camel
+
+from discovery.mock import abi, cpulists
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = re.compile(r"([0-9]{1,15}) ?(B|KiB|MiB|GiB|TiB)")
+_PCI_ID = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})")
+
+SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
+"""GT/s of a PCIe generation, as the kernel writes them (pci_speed_string)."""
+
+
+class PciId(NamedTuple):
+    """A pair of PCI identifiers: vendor and device, or subsystem vendor and subsystem device."""
+
+    vendor: int
+    device: int
+
+
+def _size(value: object) -> object:
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is no size; write a number and B, KiB, MiB, GiB or TiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _pci_id(value: object) -> object:
+    match = _PCI_ID.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f'{value!r} is no pair of PCI ids; write "10de:2330", in quotes')
+    return PciId(int(match[1], 16), int(match[2], 16))
+
+
+def _hex(digits: int, example: str) -> PlainValidator:
+    pattern = re.compile(f"[0-9a-f]{{{digits}}}")
+
+    def read(value: object) -> object:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError(f'{value!r} is not {digits} hexadecimal digits in quotes, such as "{example}"')
+        return int(value, 16)
+
+    return PlainValidator(read)
+
+
+def _version(value: object) -> object:
+    parts = value.split(".") if isinstance(value, str) else []
+    if len(parts) != 2 or not all(part.isdecimal() and len(part) <= 4 for part in parts):
+        raise ValueError(f'{value!r} is no version; write "9.0", in quotes')
+    return (int(parts[0]), int(parts[1]))
+
+
+def _cpus(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} is no list of CPUs; write "0-55,112-167", in quotes')  # noqa: TRY004 - pydantic's way
+    return cpulists.parse(value)
+
+
+Size = Annotated[int, PlainValidator(_size)]
+Ids = Annotated[PciId, PlainValidator(_pci_id)]
+Class = Annotated[int, _hex(6, "030200")]
+Revision = Annotated[int, _hex(2, "a1")]
+Bus = Annotated[int, _hex(2, "1b")]
+Version = Annotated[tuple[int, int], PlainValidator(_version)]
+Numbers = Annotated[tuple[int, ...], PlainValidator(_cpus)]
+Generation = Annotated[int, Field(ge=1, le=6)]
+Width = Literal[1, 2, 4, 8, 12, 16, 32]
+LinkLayer = Literal["InfiniBand", "Ethernet"]
+
+
+class Model(BaseModel):
+    """What all documents of people have in common: exact types, no unknown keys, camelCase."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+
+
+class Pcie(Model):
+    """The best link a function can train to."""
+
+    generation: Generation
+    width: Width
+
+
+class Part(Model):
+    """Any PCI function. `source` says where the facts are published."""
+
+    source: str
+    name: str
+    pci: Ids
+    subsystem: Ids | None = None
+    revision: Revision = 0
+    pcie: Pcie
+
+
+class NvLinks(Model):
+    """The NVLinks of a GPU. `version` as in nvmlNvlinkVersion_t's names."""
+
+    version: str = Field(pattern="^(" + "|".join(abi.NVLINK_VERSIONS) + ")$")
+    links: int = Field(ge=1, le=abi.NVLINK_MAX_LINKS)
+
+
+class Companion(Model):
+    """A further function of a card, such as the HDMI audio of a GPU."""
+
+    pci: Ids
+    class_: Class = Field(alias="class")
+    driver: str | None = None
+
+
+class Gpu(Part):
+    """A GPU. `memory` is the total that NVML gives."""
+
+    class_: Class = Field(alias="class", default=0x030200)
+    brand: str = Field(default="nvidia", pattern="^(" + "|".join(abi.BRANDS) + ")$")
+    architecture: str = Field(pattern="^(" + "|".join(abi.ARCHITECTURES) + ")$")
+    compute_capability: Version
+    memory: Size
+    reserved_memory: Size = 0
+    multiprocessors: int = Field(ge=1)
+    cores: int = Field(ge=1)
+    power_limit_watts: int = Field(ge=1)
+    ecc: bool = True
+    nvlink: NvLinks | None = None
+    mig_devices: int | None = Field(default=None, ge=1, le=14)
+    companions: tuple[Companion, ...] = ()
+
+
+class Bridge(Part):
+    """A root port, or the ports of a switch."""
+
+
+class NicFunction(Model):
+    """One PCI function of a NIC and its port. `rate` in Gbit/s."""
+
+    link: LinkLayer = "Ethernet"
+    rate: int = Field(ge=1)
+
+
+class Nic(Part):
+    """A NIC. `rdma`: whether its driver registers RDMA devices."""
+
+    driver: str = "mlx5_core"
+    rdma: bool = True
+    functions: tuple[NicFunction, ...] = Field(min_length=1, max_length=8)
+
+
+class Nvme(Part):
+    """An NVMe controller."""
+
+
+class Device(Part):
+    """Any other function: NVSwitch, data-direct function, management controller."""
+
+    class_: Class = Field(alias="class")
+    driver: str | None = None
+
+
+class Products(Model):
+    """All sections of a catalogue."""
+
+    gpus: Mapping[str, Gpu] = {}
+    bridges: Mapping[str, Bridge] = {}
+    nics: Mapping[str, Nic] = {}
+    nvmes: Mapping[str, Nvme] = {}
+    devices: Mapping[str, Device] = {}
+
+    def over(self, other: Products) -> Products:
+        """This catalogue, with the entries of another for what this one has not."""
+        names = type(self).model_fields
+        return self.model_copy(update={name: {**getattr(other, name), **getattr(self, name)} for name in names})
+
+
+class ProductsDocument(Products):
+    """The file."""
+
+    api_version: Literal["mock.nearfield.dev/v1alpha1"]
+    kind: Literal["Products"]

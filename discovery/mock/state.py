@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the NVIDIA driver of a recorded node knows: the state behind the NVML functions, keyed by field.
+
+It is state and no log of calls: a function reads or changes fields, so calls that change hardware have their effect. A
+field that is None makes its function answer NVML_ERROR_NOT_SUPPORTED. Numbers are NVML's own (nvml.h), not translated;
+addresses are the kernel's spelling. The JSON form is `discovery.codec`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from discovery.address import PciAddress
+
+NVLINK_REMOTE_HIDDEN = "FFFFFFFF:FF:FF.0"
+"""nvmlPciInfo_t.busId of an NVLink whose other end has no PCI function on this node (an NVSwitch outside the chassis)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """The driver itself. `cuda_version` is major * 1000 + minor * 10, as nvmlSystemGetCudaDriverVersion_v2 gives it."""
+
+    driver_version: str | None = None
+    nvml_version: str | None = None
+    cuda_version: int | None = None
+    missing_functions: tuple[str, ...] = ()
+    """Functions that this driver's library has not, of those that the mock has."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Functions without a GPU that fail, nvmlInitWithFlags among them: C name -> nvmlReturn_t."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Frame buffer in bytes (nvmlMemory_v2_t); `total` includes `reserved`."""
+
+    total: int
+    reserved: int = 0
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mig:
+    """MIG mode, and the most MIG devices (nvmlDeviceGetMaxMigDeviceCount)."""
+
+    current: bool = False
+    pending: bool = False
+    max_devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLink:
+    """One NVLink. `version` is nvmlNvlinkVersion_t, `remote_type` nvmlIntNvLinkDeviceType_t, `capabilities` one bit per
+    nvmlNvLinkCapability_t. `remote_bus_id` is nvmlPciInfo_t.busId.
+    """
+
+    active: bool
+    version: int | None = None
+    remote_type: int | None = None
+    remote_bus_id: str | None = None
+    capabilities: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """nvmlGpuFabricInfoV_t. `state`: 0 not supported, 1 not started, 2 in progress, 3 completed; `status` an nvmlReturn_t."""
+
+    state: int
+    status: int = 0
+    cluster_uuid: str | None = None
+    clique_id: int = 0
+    health_mask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ecc:
+    """ECC mode and counters since the driver was loaded and over the card's life."""
+
+    current: bool = True
+    pending: bool = True
+    volatile_corrected: int = 0
+    volatile_uncorrected: int = 0
+    aggregate_corrected: int = 0
+    aggregate_uncorrected: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemappedRows:
+    """nvmlDeviceGetRemappedRows."""
+
+    corrected: int = 0
+    uncorrected: int = 0
+    pending: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pcie:
+    """The PCIe link as NVML tells it."""
+
+    generation: int
+    width: int
+    max_generation: int
+    max_width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What NVML says of a pair of GPUs. `ancestor`: nvmlGpuTopologyLevel_t; `p2p`: status per nvmlGpuP2PCapsIndex_t."""
+
+    ancestor: int | None = None
+    p2p: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU, in the order of NVML's index. `pci_device_id` and `pci_subsystem_id` hold the device in the upper 16 bits."""
+
+    pci: PciAddress
+    pci_device_id: int
+    pci_subsystem_id: int = 0
+    uuid: str | None = None
+    minor: int | None = None
+    name: str | None = None
+    brand: int | None = None
+    architecture: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    cores: int | None = None
+    memory: Memory | None = None
+    mig: Mig | None = None
+    nvlinks: tuple[NvLink, ...] = ()
+    fabric: Fabric | None = None
+    utilization: tuple[int, int] | None = None
+    """Percent of time that the SMs and that memory were busy."""
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    temperature_c: int | None = None
+    clocks_event_reasons: int | None = None
+    ecc: Ecc | None = None
+    remapped_rows: RemappedRows | None = None
+    pcie: Pcie | None = None
+    numa_node: int | None = None
+    """The node of its own memory, where the driver gives that to the kernel (nvmlDeviceGetNumaNodeId)."""
+    persistence_mode: bool | None = None
+    compute_mode: int | None = None
+    module_id: int | None = None
+    """Its place on the board (nvmlDeviceGetModuleId)."""
+    serial: str | None = None
+    vbios: str | None = None
+    supported_events: int | None = None
+    peers: Mapping[PciAddress, Peer] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Functions that fail for this GPU: C name -> nvmlReturn_t."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nvml:
+    """The driver and its GPUs."""
+
+    system: System
+    gpus: tuple[Gpu, ...] = ()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a machine with its faults laid over it: what NVML shows at one moment. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from discovery.address import PciAddress
+from discovery.mock import abi, fault, live, state
+from discovery.mock.fault import Kind
+
+_HOT_C = 95
+
+_NOT_ON_THE_BUS = (Kind.FALLEN_OFF, Kind.VFIO_BOUND, Kind.NO_DRIVER)
+_CALL_FAULTS = (Kind.NVML_HANG, Kind.NVML_CRASH, Kind.NVML_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the driver sees. `system` is None while no driver is loaded. `lost` are among `gpus`: a lost GPU keeps its index."""
+
+    system: state.System | None = None
+    gpus: tuple[state.Gpu, ...] = ()
+    lost: frozenset[PciAddress] = frozenset()
+    call_faults: tuple[fault.Fault, ...] = ()
+
+    def gpu(self, pci: PciAddress) -> state.Gpu | None:
+        """The GPU at an address, or None when it is not there (any more)."""
+        return next((gpu for gpu in self.gpus if gpu.pci == pci), None)
+
+    def faults_of(self, function: str, pci: PciAddress | None) -> tuple[fault.Fault, ...]:
+        """The faults that hit one call."""
+        return tuple(
+            hit
+            for hit in self.call_faults
+            if hit.target in (None, pci) and (hit.function == function if hit.function else True)
+        )
+
+
+def view(now_live: live.Live, *, now: float) -> View:
+    """What NVML shows at a time."""
+    active = tuple(placed.fault for placed in now_live.faults if placed.on(now))
+    nvml = now_live.nvml
+    call_faults = tuple(item for item in active if item.kind in _CALL_FAULTS)
+    if nvml is None or any(item.kind is Kind.NO_DRIVER and item.target is None for item in active):
+        return View(call_faults=call_faults)
+    gone = {item.target for item in active if item.kind in _NOT_ON_THE_BUS}
+    return View(
+        system=nvml.system,
+        gpus=tuple(_under(gpu, active) for gpu in nvml.gpus if gpu.pci not in gone),
+        lost=frozenset(item.target for item in active if item.kind is Kind.GPU_LOST and item.target is not None),
+        call_faults=call_faults,
+    )
+
+
+def _under(gpu: state.Gpu, active: Iterable[fault.Fault]) -> state.Gpu:
+    for item in active:
+        if item.target == gpu.pci:
+            gpu = _apply(gpu, item)
+    return gpu
+
+
+def _apply(gpu: state.Gpu, item: fault.Fault) -> state.Gpu:
+    match item.kind:
+        case Kind.LINK_DOWN:
+            links = tuple(
+                dataclasses.replace(link, active=False) if item.link in (None, number) else link
+                for number, link in enumerate(gpu.nvlinks)
+            )
+            return dataclasses.replace(gpu, nvlinks=links)
+        case Kind.NARROW_LINK if gpu.pcie is not None and item.width is not None:
+            return dataclasses.replace(gpu, pcie=dataclasses.replace(gpu.pcie, width=min(item.width, gpu.pcie.width)))
+        case Kind.ECC:
+            return _with_memory_errors(gpu, item.count or 1)
+        case Kind.THERMAL:
+            reasons = (gpu.clocks_event_reasons or 0) & ~abi.CLOCKS_GPU_IDLE
+            return dataclasses.replace(
+                gpu,
+                temperature_c=_HOT_C if item.temperature_c is None else item.temperature_c,
+                clocks_event_reasons=reasons | abi.CLOCKS_SW_THERMAL_SLOWDOWN | abi.CLOCKS_HW_THERMAL_SLOWDOWN,
+            )
+        case _:
+            return gpu
+
+
+def _with_memory_errors(gpu: state.Gpu, count: int) -> state.Gpu:
+    if gpu.ecc is not None:
+        ecc = dataclasses.replace(
+            gpu.ecc,
+            volatile_uncorrected=gpu.ecc.volatile_uncorrected + count,
+            aggregate_uncorrected=gpu.ecc.aggregate_uncorrected + count,
+        )
+        gpu = dataclasses.replace(gpu, ecc=ecc)
+    if gpu.remapped_rows is not None:
+        rows = dataclasses.replace(gpu.remapped_rows, uncorrected=gpu.remapped_rows.uncorrected + 1, pending=True)
+        gpu = dataclasses.replace(gpu, remapped_rows=rows)
+    return gpu

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines that come with Nearfield, and reading machines from files: by name, Machine, Recording, gzipped or not."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import pydantic
+
+from discovery import document
+from discovery.errors import DocumentError
+from discovery.mock import expand, machine, products, recording
+from discovery.mock.pcitree import MachineError
+from discovery.mock.products import Model
+
+_HERE = Path(__file__).parent
+_MACHINES = _HERE / "machines"
+_PRODUCTS = _HERE / "products.yaml"
+
+M = TypeVar("M", bound=Model)
+
+
+def names() -> tuple[str, ...]:
+    """The machines of the zoo."""
+    return tuple(sorted(path.stem for path in _MACHINES.glob("*.yaml")))
+
+
+def describe(name: str) -> str:
+    """What a machine of the zoo is, in one sentence. DocumentError for a name that is not there."""
+    return _machine(document.read(_path(name))).description
+
+
+def text(name: str) -> str:
+    """The document of a machine of the zoo as it stands in its file, with the sources of its facts."""
+    return _path(name).read_text(encoding="utf-8")
+
+
+def load(name_or_path: str) -> recording.Recording:
+    """The Recording of a machine of the zoo, of a Machine (YAML) or of a Recording (JSON, also gzipped) in a file.
+
+    DocumentError that names the document, the place in it and what to change.
+    """
+    if name_or_path in names():
+        return parse_machine(document.read(_path(name_or_path)))
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise DocumentError(
+            f"{name_or_path}: neither a machine of the zoo ({', '.join(names())}) nor a file with a Machine or a Recording"
+        )
+    if path.name.endswith((".json", ".json.gz")):
+        return recording.read(path)
+    return parse_machine(document.read(path))
+
+
+def parse_machine(read: document.Document) -> recording.Recording:
+    """The Recording of a Machine document."""
+    described = _machine(read)
+    try:
+        return expand.expand(described, _catalogue())
+    except MachineError as err:
+        raise DocumentError(f"{read.where(err.place)}: {err}") from err
+
+
+def _path(name: str) -> Path:
+    if name not in names():
+        raise DocumentError(f"{name}: no machine of the zoo; there are {', '.join(names())}")
+    return _MACHINES / f"{name}.yaml"
+
+
+def _machine(read: document.Document) -> machine.Machine:
+    if not isinstance(read.value, dict) or read.value.get("kind") != "Machine":
+        raise DocumentError(f"{read.where(())}: not a document of kind Machine")
+    return _validated(machine.Machine, read)
+
+
+@functools.cache
+def _catalogue() -> products.Products:
+    return _validated(products.ProductsDocument, document.read(_PRODUCTS))
+
+
+def _validated(model: type[M], read: document.Document) -> M:
+    try:
+        return model.model_validate_json(json.dumps(read.value))
+    except pydantic.ValidationError as err:
+        raise DocumentError(read.explain(err.errors())) from err
