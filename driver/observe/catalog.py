@@ -89,38 +89,46 @@ RPC_SECONDS = Metric(
     labels=(Label(name="method", values=RPC_METHODS),),
     buckets=CALL_BUCKETS_S,
 )
+_CLAIM_RESULT = Label(name="result", values=("success", "repeated", "error"))
 PREPARE_TOTAL = Metric(
-    name="nearfield_prepare_total", kind=Kind.COUNTER, help="Claims that kubelet asked to prepare.", labels=(_RESULT,)
+    name="nearfield_prepare_total",
+    kind=Kind.COUNTER,
+    help="Claims that kubelet asked to prepare; repeated: it was prepared already, and answered from the record.",
+    labels=(_CLAIM_RESULT,),
 )
 PREPARE_SECONDS = Metric(
     name="nearfield_prepare_duration_seconds",
     kind=Kind.HISTOGRAM,
-    help="Time to prepare one claim, waiting for the API server and for locks included.",
+    help="Time to prepare one claim, waiting for the API server and for devices included, repeats left out.",
     buckets=CALL_BUCKETS_S,
 )
 UNPREPARE_TOTAL = Metric(
     name="nearfield_unprepare_total",
     kind=Kind.COUNTER,
-    help="Claims that kubelet asked to unprepare.",
-    labels=(_RESULT,),
+    help="Claims that kubelet asked to unprepare; repeated: it was not prepared any more.",
+    labels=(_CLAIM_RESULT,),
 )
 UNPREPARE_SECONDS = Metric(
     name="nearfield_unprepare_duration_seconds",
     kind=Kind.HISTOGRAM,
-    help="Time to unprepare one claim.",
+    help="Time to unprepare one claim, repeats left out.",
     buckets=CALL_BUCKETS_S,
 )
 CLAIMS_PREPARED = Metric(name="nearfield_claims_prepared", kind=Kind.GAUGE, help="Claims in the record of this node.")
-RECORD_ERRORS = Metric(
-    name="nearfield_record_errors_total",
+CLAIMS_COLLECTED = Metric(
+    name="nearfield_claims_collected_total",
     kind=Kind.COUNTER,
-    help="Troubles of the record: damaged (moved aside and rebuilt), unreadable, unwritable.",
-    labels=(Label(name="kind", values=("damaged", "unreadable", "unwritable", OTHER)),),
+    help="Claims that were gone from the API server and that kubelet had not asked to unprepare.",
+)
+RECORD_REBUILT = Metric(
+    name="nearfield_record_rebuilt_total",
+    kind=Kind.COUNTER,
+    help="Times that the record was damaged, moved aside and rebuilt.",
 )
 CDI_RECONCILED = Metric(
     name="nearfield_cdi_reconciled_total",
     kind=Kind.COUNTER,
-    help="CDI files that were lost, changed or left over, and put right.",
+    help="CDI files of prepared claims that were lost or changed, and put right.",
 )
 PROBE_SECONDS = Metric(
     name="nearfield_probe_duration_seconds",
@@ -248,7 +256,8 @@ METRICS: tuple[Metric, ...] = (
     PREPARE_SECONDS,
     UNPREPARE_TOTAL,
     UNPREPARE_SECONDS,
-    RECORD_ERRORS,
+    CLAIMS_COLLECTED,
+    RECORD_REBUILT,
     CDI_RECONCILED,
     HEALTH_EVENTS,
     EVENTS_TOTAL,

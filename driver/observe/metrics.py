@@ -43,11 +43,25 @@ class Metrics:
         self._tally.count(catalog.RPC_TOTAL, method, _result(ok=ok))
         self._tally.observe(catalog.RPC_SECONDS, method, seconds=seconds)
 
-    def claim(self, operation: str, *, result: str, seconds: float) -> None:
-        """One claim was prepared or unprepared (`operation`), with `result` success or error."""
+    def claim_done(self, *, operation: str, result: str, seconds: float) -> None:
+        """A claim was answered: `operation` prepare or unprepare, `result` done, repeated or failed."""
         preparing = operation == "prepare"
-        self._tally.count(catalog.PREPARE_TOTAL if preparing else catalog.UNPREPARE_TOTAL, result)
-        self._tally.observe(catalog.PREPARE_SECONDS if preparing else catalog.UNPREPARE_SECONDS, seconds=seconds)
+        label = {"done": "success", "failed": "error"}.get(result, result)
+        self._tally.count(catalog.PREPARE_TOTAL if preparing else catalog.UNPREPARE_TOTAL, label)
+        if result != "repeated":
+            self._tally.observe(catalog.PREPARE_SECONDS if preparing else catalog.UNPREPARE_SECONDS, seconds=seconds)
+
+    def claim_collected(self) -> None:
+        """A claim was unprepared that kubelet had not asked about."""
+        self._tally.count(catalog.CLAIMS_COLLECTED)
+
+    def record_rebuilt(self) -> None:
+        """The record was damaged, moved aside and made anew."""
+        self._tally.count(catalog.RECORD_REBUILT)
+
+    def cdi_file_repaired(self) -> None:
+        """A CDI file of a prepared claim was lost or changed and is back."""
+        self._tally.count(catalog.CDI_RECONCILED)
 
     def slice_write(self, verb: str, *, result: str) -> None:
         """A ResourceSlice was written: `verb` create, update or delete, `result` success or error."""
@@ -59,14 +73,6 @@ class Metrics:
             self._tally.observe(catalog.PROBE_SECONDS, seconds=seconds)
         else:
             self._tally.count(catalog.PROBE_ERRORS, reason)
-
-    def record_error(self, kind: str) -> None:
-        """The record was damaged, unreadable or unwritable."""
-        self._tally.count(catalog.RECORD_ERRORS, kind)
-
-    def cdi_repaired(self) -> None:
-        """A CDI file was put right."""
-        self._tally.count(catalog.CDI_RECONCILED)
 
     def health_changed(self, status: values.HealthStatus) -> None:
         """A device's health became `status`."""

@@ -134,7 +134,9 @@ def test_names_are_unique() -> None:
 
 def test_an_agent_that_has_just_started_shows_zeros_not_gaps() -> None:
     series = scrape(Metrics(pool="n1"))
-    assert series["nearfield_prepare_total"] == {labels(result="success"): 0, labels(result="error"): 0}
+    assert series["nearfield_prepare_total"] == {
+        labels(result=result): 0 for result in ("success", "repeated", "error")
+    }
     assert series["nearfield_prepare_duration_seconds_count"] == {(): 0}
     assert len(series["nearfield_slice_publish_total"]) == 6
     assert "nearfield_probe_last_success_timestamp_seconds" not in series
@@ -147,14 +149,16 @@ def test_what_is_reported_is_counted() -> None:
     metrics = Metrics(pool="n1")
     metrics.rpc("NodePrepareResources", seconds=0.004, ok=True)
     metrics.rpc("NodePrepareResources", seconds=1.5, ok=False)
-    metrics.claim("prepare", result="success", seconds=0.004)
-    metrics.claim("unprepare", result="error", seconds=0.002)
+    metrics.claim_done(operation="prepare", result="done", seconds=0.004)
+    metrics.claim_done(operation="prepare", result="repeated", seconds=0.001)
+    metrics.claim_done(operation="unprepare", result="failed", seconds=0.002)
+    metrics.claim_collected()
     metrics.slice_write("create", result="success")
     metrics.slice_write("update", result="error")
     metrics.probe(seconds=0.02, ok=True, reason="")
     metrics.probe(seconds=60, ok=False, reason="rescan")
-    metrics.record_error("damaged")
-    metrics.cdi_repaired()
+    metrics.record_rebuilt()
+    metrics.cdi_file_repaired()
     metrics.health_changed(values.HealthStatus.UNHEALTHY)
     metrics.event(ok=True)
     series = scrape(metrics)
@@ -166,6 +170,7 @@ def test_what_is_reported_is_counted() -> None:
     assert series["nearfield_rpc_duration_seconds_bucket"][labels(call, le="0.005")] == 1
     assert series["nearfield_rpc_duration_seconds_bucket"][labels(call, le="+Inf")] == 2
     assert series["nearfield_prepare_total"][labels(result="success")] == 1
+    assert series["nearfield_prepare_total"][labels(result="repeated")] == 1
     assert series["nearfield_unprepare_total"][labels(result="error")] == 1
     assert series["nearfield_prepare_duration_seconds_count"][()] == 1
     assert series["nearfield_unprepare_duration_seconds_count"][()] == 1
@@ -173,7 +178,8 @@ def test_what_is_reported_is_counted() -> None:
     assert series["nearfield_slice_publish_total"][labels(verb="update", result="error")] == 1
     assert series["nearfield_probe_duration_seconds_count"][()] == 1
     assert series["nearfield_probe_errors_total"][labels(reason="rescan")] == 1
-    assert series["nearfield_record_errors_total"][labels(kind="damaged")] == 1
+    assert series["nearfield_record_rebuilt_total"][()] == 1
+    assert series["nearfield_claims_collected_total"][()] == 1
     assert series["nearfield_cdi_reconciled_total"][()] == 1
     assert series["nearfield_health_events_total"][labels(kind="unhealthy")] == 1
     assert series["nearfield_events_total"][labels(result="success")] == 1
@@ -182,9 +188,9 @@ def test_what_is_reported_is_counted() -> None:
 def test_labels_that_nobody_foresaw_stay_bounded() -> None:
     metrics = Metrics(pool="n1")
     for number in range(50):
-        metrics.record_error(f"strange-{number}")
-    series = scrape(metrics)["nearfield_record_errors_total"]
-    assert series[labels(kind="other")] == 50
+        metrics.probe(seconds=1, ok=False, reason=f"strange-{number}")
+    series = scrape(metrics)["nearfield_probe_errors_total"]
+    assert series[labels(reason="other")] == 50
     assert len(series) == 4
 
 
@@ -294,7 +300,7 @@ def test_openmetrics_is_written_where_it_is_asked_for() -> None:
 
 def test_counting_does_not_import_the_library() -> None:
     code = (
-        "import sys; from driver.observe.metrics import Metrics; m = Metrics(pool='n'); m.cdi_repaired();"
+        "import sys; from driver.observe.metrics import Metrics; m = Metrics(pool='n'); m.cdi_file_repaired();"
         "assert 'prometheus_client' not in sys.modules; m.exposition(); assert 'prometheus_client' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
