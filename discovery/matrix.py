@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table that people know from `nvidia-smi topo -m`: GPUs and NICs against each other, with CPUs and NUMA node. Pure.
 
-GPU0, NIC0, ... count in order of PCI address; they name a row here and nothing else.
+GPU0, NIC0, ... count in order of PCI address; they name a row here and nothing else. Virtual functions (SR-IOV) stand with
+their physical function, whose paths they share: a NIC may have hundreds.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -52,9 +54,14 @@ class Matrix:
 
 def build(snapshot: model.Snapshot) -> Matrix:
     """The matrix of a Snapshot."""
+    functions = [*(gpu.pci for gpu in snapshot.gpus), *(nic.pci for nic in snapshot.nics)]
+    listed = {pci.address for pci in functions}
+    virtual = Counter(pci.physical_function for pci in functions)
+    gpus = [gpu for gpu in snapshot.gpus if gpu.pci.physical_function not in listed]
+    nics = [nic for nic in snapshot.nics if nic.pci.physical_function not in listed]
     devices = [
-        *((f"GPU{index}", gpu.pci, _describe_gpu(gpu)) for index, gpu in enumerate(snapshot.gpus)),
-        *((f"NIC{index}", nic.pci, _describe_nic(nic)) for index, nic in enumerate(snapshot.nics)),
+        *((f"GPU{index}", gpu.pci, _describe_gpu(gpu)) for index, gpu in enumerate(gpus)),
+        *((f"NIC{index}", nic.pci, _describe_nic(nic)) for index, nic in enumerate(nics)),
     ]
     paths = {(path.a, path.b): path for path in snapshot.paths}
 
@@ -73,7 +80,7 @@ def build(snapshot: model.Snapshot) -> Matrix:
             Row(
                 label=label,
                 pci=pci,
-                description=description,
+                description=description + _describe_virtual(virtual[pci.address]),
                 paths=tuple(spell(pci.address, other.address) for _, other, _ in devices),
             )
             for label, pci, description in devices
@@ -90,6 +97,10 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def _describe_virtual(count: int) -> str:
+    return f", {count} virtual function{'s' if count > 1 else ''}" if count else ""
 
 
 def _describe_gpu(gpu: model.Gpu) -> str:

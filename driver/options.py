@@ -367,18 +367,20 @@ def build_settings(given: Mapping[str, Given]) -> config.Settings:
     return settings
 
 
+def missing_roots(*, sysfs: Path, procfs: Path, dev: Path) -> tuple[str, ...]:
+    """Which of the folders that a probe reads are not there, one line each."""
+    folders = (("sysfs", sysfs), ("procfs", procfs), ("dev", dev))
+    return tuple(f"--{name} {path}: not a directory" for name, path in folders if not path.is_dir())
+
+
 def missing_paths(settings: config.Settings) -> tuple[str, ...]:
     """What must be there at start and is not, one line each.
 
     Not looked at: folders that the agent makes itself, and the driver root, which an operator's container may mount later.
     """
     problems: list[str] = []
-    folders = (
-        ()
-        if settings.mock is not None
-        else (("sysfs", settings.sysfs), ("procfs", settings.procfs), ("dev", settings.dev))
-    )
-    problems += [f"--{name} {path}: not a directory" for name, path in folders if not path.is_dir()]
+    if settings.mock is None:
+        problems += missing_roots(sysfs=settings.sysfs, procfs=settings.procfs, dev=settings.dev)
     if settings.kubeconfig is not None and not settings.kubeconfig.is_file():
         problems.append(f"--kubeconfig {settings.kubeconfig}: no such file")
     return tuple(problems)

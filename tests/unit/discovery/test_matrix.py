@@ -3,10 +3,13 @@
 
 - labels in order, GPUs before NICs; NVLink before the path class; unknown is said; both halves agree
 - a NIC is described by its RDMA devices and interfaces, a sick GPU by its state
+- virtual functions stand with their physical one
 - CPU lists in the kernel's spelling
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +64,20 @@ def test_a_nic_is_described_by_its_names() -> None:
     )
     (row,) = matrix.build(snapshot(nics=(nic,))).rows
     assert (row.label, row.description) == ("NIC0", "mlx5_0, ens1")
+
+
+def test_virtual_functions_stand_with_their_physical_one() -> None:
+    def virtual(place: address.PciAddress, physical: address.PciAddress) -> model.Nic:
+        return model.Nic(pci=replace(function(place), physical_function=physical))
+
+    elsewhere = address.parse("0000:aa:00.0")
+    nics = (model.Nic(pci=function(A)), virtual(B, A), virtual(C, elsewhere))
+    built = matrix.build(snapshot(nics=nics, paths=(model.Path(a=A, b=C, path_class=model.PathClass.NODE),)))
+    assert [(row.label, row.pci.address, row.paths) for row in built.rows] == [
+        ("NIC0", A, ("X", "NODE")),
+        ("NIC1", C, ("NODE", "X")),
+    ]
+    assert built.rows[0].description == "device 10de:2330, 1 virtual function"
 
 
 def test_the_legend_explains_every_cell() -> None:

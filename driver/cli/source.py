@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that a verb looks at: this one, or one that --mock names, through the same probe in a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from discovery import child, model
+from discovery import options as probing
+from discovery.errors import DocumentError
+from driver import config, options
+from driver.cli import parameters
+from driver.errors import ConfigError
+
+OPTIONS = ("mock", "config", "sysfs", "procfs", "dev", "driver-root", "driver-root-mount")
+"""The options of every verb that looks at a machine, in one spelling with those of `run`."""
+
+PROBE_TIMEOUT_S = 60.0
+
+
+def parse(values: Mapping[str, str | None], *more: str) -> dict[str, Any]:
+    """The values of OPTIONS and `more`, by field name of Settings. Raises ConfigError."""
+    chosen = [option for option in options.OPTIONS if option.name in (*OPTIONS, *more)]
+    parsed = options.parse_given(chosen, parameters.given(values))
+    if parsed["mock"] is None:
+        require_roots(parsed)
+    return parsed
+
+
+def require_roots(parsed: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the folders that a probe reads are there."""
+    missing = options.missing_roots(sysfs=parsed["sysfs"], procfs=parsed["procfs"], dev=parsed["dev"])
+    if missing:
+        raise ConfigError("\n".join(missing))
+
+
+def read_config(parsed: Mapping[str, Any]) -> config.AgentConfig:
+    """The configuration that --config names, the default one without it. Raises ConfigError."""
+    if parsed["config"] is None:
+        return config.AgentConfig()
+    from driver import configfile
+
+    return configfile.load(parsed["config"])
+
+
+def take_snapshot(parsed: Mapping[str, Any], agent: config.AgentConfig) -> model.Snapshot:
+    """Look at the machine once. Raises ConfigError for a machine that does not exist, ProbeError when nothing was seen."""
+    with place(parsed) as source:
+        prober = child.ProbeChild(source=source, options=probing.ProbeOptions(rails=agent.topology.rails))
+        try:
+            return prober.probe(timeout_s=PROBE_TIMEOUT_S)
+        finally:
+            prober.close()
+
+
+@contextlib.contextmanager
+def place(parsed: Mapping[str, Any]) -> Iterator[probing.Source]:
+    """Where the machine's files lie; a machine that --mock names is rendered for the length of the block."""
+    if parsed["mock"] is None:
+        driver_root = parsed.get("driver_root_mount", parsed["driver_root"])
+        yield probing.Source(
+            sys=parsed["sysfs"], proc=parsed["procfs"], dev=parsed["dev"], mock=None, driver_root=driver_root
+        )
+        return
+    from discovery.mock import render, zoo
+
+    try:
+        machine = zoo.load(parsed["mock"])
+    except DocumentError as err:
+        raise ConfigError(f"--mock {err}") from err
+    with tempfile.TemporaryDirectory(prefix="nearfield-") as directory:
+        tree = render.render(machine, Path(directory) / "machine")
+        yield probing.Source(sys=tree.sys, proc=tree.proc, dev=tree.dev, mock=tree.directory)
