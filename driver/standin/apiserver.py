@@ -24,6 +24,7 @@ import threading
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,6 +52,25 @@ _WATCH_TIMEOUT_S = (1800.0, 3600.0)
 _PATCH_TYPES = ("application/merge-patch+json", "application/strategic-merge-patch+json")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files of the server's certificate, its key, and the authority behind it."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+    clients_too: bool = False
+    """Whether clients must show a certificate of the same authority."""
+
+    def context(self) -> ssl.SSLContext:
+        """For the listening side."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.authority)
+        context.load_cert_chain(self.certificate, self.key)
+        if self.clients_too:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
 class ApiServer:
     """One server with its own store. After `stop`, `start` serves the same objects on the same port again."""
 
@@ -62,11 +82,11 @@ class ApiServer:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        tls: tuple[Path, Path] | None = None,
+        tls: Tls | None = None,
         bookmark_interval_s: float = BOOKMARK_INTERVAL_S,
         clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
     ) -> None:
-        """`tls`: files with the server's certificate and key. `token`: None for a random one."""
+        """`token`: None for a random one. `tls`: None for plain HTTP."""
         self.version = version
         self.token = token if token is not None else secrets.token_urlsafe(24)
         self.faults = faults.Faults()
@@ -80,12 +100,8 @@ class ApiServer:
         self._counts: Counter[tuple[str, str, bool]] = Counter()
         self._lock = threading.Lock()
         self._running = False
-        self._certificate = tls[0] if tls is not None else None
-        context = None
-        if tls is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(*tls)
-        self._http = http.HttpServer(self._answer, host=host, port=port, tls=context)
+        self._tls = tls
+        self._http = http.HttpServer(self._answer, host=host, port=port, tls=tls.context() if tls is not None else None)
         self._host = host
 
     def __enter__(self) -> Self:
@@ -114,13 +130,13 @@ class ApiServer:
     def url(self) -> str:
         """Where it serves."""
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{'https' if self._certificate else 'http'}://{host}:{self._http.port}"
+        return f"{'https' if self._tls is not None else 'http'}://{host}:{self._http.port}"
 
     def write_kubeconfig(self, path: Path) -> Path:
         """A kubeconfig that leads here."""
         cluster: dict[str, Any] = {"server": self.url}
-        if self._certificate is not None:
-            cluster["certificate-authority-data"] = base64.b64encode(self._certificate.read_bytes()).decode()
+        if self._tls is not None:
+            cluster["certificate-authority-data"] = base64.b64encode(self._tls.authority.read_bytes()).decode()
         document = {
             "apiVersion": "v1",
             "kind": "Config",
