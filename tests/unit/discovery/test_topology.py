@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Path classes: every class from the smallest tree that shows it, symmetry, and the order and number of paths."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from discovery import model, topology
+from discovery.address import PciAddress, parse
+from discovery.model import PathClass, PortType
+from tests.fakes import wiring
+
+ROOT, OTHER_ROOT, UP, DOWN1, DOWN2, UP2, DOWN3, BRIDGE = (parse(f"0000:e{i}:00.0") for i in range(8))
+PORTS: dict[PciAddress, PortType | None] = {
+    ROOT: PortType.ROOT,
+    OTHER_ROOT: PortType.ROOT,
+    UP: PortType.UPSTREAM,
+    DOWN1: PortType.DOWNSTREAM,
+    DOWN2: PortType.DOWNSTREAM,
+    UP2: PortType.UPSTREAM,
+    DOWN3: PortType.DOWNSTREAM,
+    BRIDGE: None,
+}
+
+
+def between(a: model.PciFunction, b: model.PciFunction) -> PathClass:
+    forth = topology.path_class(a, b, PORTS)
+    assert forth is topology.path_class(b, a, PORTS)
+    return forth
+
+
+def below(bus: int, *bridges: PciAddress) -> model.PciFunction:
+    return wiring.function(wiring.at(bus), bridges=bridges)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ((ROOT, UP, DOWN1), (ROOT, UP, DOWN2), PathClass.PIX),  # two ports of one switch
+        ((ROOT, UP), (ROOT, UP, DOWN2), PathClass.PIX),  # the switch's own endpoint
+        ((ROOT,), (ROOT,), PathClass.PIX),  # functions on the bus of one root port
+        ((ROOT, UP, DOWN1), (ROOT, UP, DOWN1), PathClass.PIX),  # and on that of one downstream port
+        ((ROOT, UP, DOWN1), (ROOT, UP, DOWN2, UP2, DOWN3), PathClass.PXB),  # a switch below a switch
+        ((ROOT, UP, DOWN2, UP2, DOWN3), (ROOT, UP, DOWN2, UP2), PathClass.PIX),  # inside the lower switch
+        ((ROOT,), (ROOT, UP, DOWN1), PathClass.PIX),
+        ((ROOT, BRIDGE), (ROOT, UP, DOWN1), PathClass.PXB),  # a conventional bridge counts as a switch
+        ((ROOT, UP, DOWN1), (OTHER_ROOT,), PathClass.PHB),  # two root ports of one host bridge
+        ((), (ROOT,), PathClass.PHB),  # an integrated endpoint
+    ],
+)
+def test_inside_one_host_bridge(
+    one: tuple[PciAddress, ...], other: tuple[PciAddress, ...], expected: PathClass
+) -> None:
+    assert between(below(1, *one), below(2, *other)) is expected
+
+
+def test_between_host_bridges_the_numa_nodes_decide() -> None:
+    here = wiring.function(wiring.at(1), root="pci0000:00", numa=0)
+    assert between(here, wiring.function(wiring.at(2), root="pci0000:80", numa=0)) is PathClass.NODE
+    assert between(here, wiring.function(wiring.at(2), root="pci0000:80", numa=1)) is PathClass.SYS
+
+
+def test_what_is_not_known_is_unknown() -> None:
+    here = wiring.function(wiring.at(1), root="pci0000:00", numa=0)
+    assert between(here, wiring.function(wiring.at(2), root="pci0000:80", numa=None)) is PathClass.UNKNOWN
+    assert between(here, wiring.function(wiring.at(2), root=None, numa=0)) is PathClass.UNKNOWN
+    unknown = wiring.function(wiring.at(1), numa=None)
+    assert between(unknown, wiring.function(wiring.at(2), numa=None)) is PathClass.PHB
+
+
+def test_functions_of_one_slot_never_leave_it() -> None:
+    assert between(wiring.function(wiring.at(1)), wiring.function(wiring.at(1, function=1))) is PathClass.PIX
+
+
+def test_every_pair_has_one_path_in_order_and_virtual_functions_have_none() -> None:
+    gpus = tuple(wiring.gpu(wiring.at(bus)) for bus in (1, 2))
+    physical = model.Nic(pci=wiring.function(wiring.at(4)))
+    virtual = model.Nic(
+        pci=model.PciFunction(
+            address=wiring.at(3), vendor_id=1, device_id=1, class_code=1, physical_function=wiring.at(4)
+        )
+    )
+    devices = topology.endpoints(gpus, (physical, virtual), (model.Nvme(pci=wiring.function(wiring.at(5))),))
+    paths = topology.paths(devices, PORTS, {(wiring.at(1), wiring.at(2)): 18})
+    assert [(path.a.bus, path.b.bus) for path in paths] == list(itertools.combinations((1, 2, 4, 5), 2))
+    assert [path.nvlinks for path in paths] == [18, 0, 0, 0, 0, 0]
+
+
+PLACES = st.tuples(
+    st.sampled_from(("pci0000:00", "pci0000:80")),
+    st.sampled_from(
+        ((), (ROOT,), (ROOT, UP, DOWN1), (ROOT, UP, DOWN2), (ROOT, UP, DOWN2, UP2, DOWN3), (OTHER_ROOT, BRIDGE))
+    ),
+    st.sampled_from((None, 0, 1)),
+)
+
+
+@given(st.lists(PLACES, max_size=8))
+def test_the_paths_of_many_are_those_of_each_two(places: list[tuple[str, tuple[PciAddress, ...], int | None]]) -> None:
+    devices = [
+        wiring.function(wiring.at(bus), root=root, bridges=bridges, numa=numa)
+        for bus, (root, bridges, numa) in enumerate(places)
+    ]
+    expected = [topology.path_class(a, b, PORTS) for a, b in itertools.combinations(devices, 2)]
+    assert [path.path_class for path in topology.paths(devices, PORTS, {})] == expected
