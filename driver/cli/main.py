@@ -96,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         # A product name that the terminal's encoding lacks must not end the command.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    # What a verb made for its own time goes with it; `run` has its own way to end.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     if os.environ.get("NEARFIELD_LOG_LEVEL") == "debug":
         logging.basicConfig(level=logging.DEBUG)
     status = _run(arguments)

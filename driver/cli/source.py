@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +22,9 @@ OPTIONS = ("mock", "config", "sysfs", "procfs", "dev", "driver-root", "driver-ro
 """The options of every verb that looks at a machine, in one spelling with those of `run`."""
 
 PROBE_TIMEOUT_S = 60.0
+
+_MEMORY = "/dev/shm"  # noqa: S108 - a folder of an unguessable name is made in it
+_ROOM_BYTES = 64 << 20
 
 
 def parse(values: Mapping[str, str | None], *more: str) -> dict[str, Any]:
@@ -72,6 +77,14 @@ def place(parsed: Mapping[str, Any]) -> Iterator[probing.Source]:
         machine = zoo.load(parsed["mock"])
     except DocumentError as err:
         raise ConfigError(f"--mock {err}") from err
-    with tempfile.TemporaryDirectory(prefix="nearfield-") as directory:
+    with tempfile.TemporaryDirectory(prefix="nearfield-", dir=_quick_folder()) as directory:
         tree = render.render(machine, Path(directory) / "machine")
         yield probing.Source(sys=tree.sys, proc=tree.proc, dev=tree.dev, mock=tree.directory)
+
+
+def _quick_folder() -> str | None:
+    """Memory for the thousands of small files of a machine, several times faster than a disk; None: the usual place."""
+    with contextlib.suppress(OSError):
+        if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES:
+            return _MEMORY
+    return None

@@ -48,6 +48,7 @@ def build_document(snapshot: model.Snapshot) -> dict[str, object]:
             "numaNodes": whole.get("numaNodes", []),
             "gpus": [_flat(device) for device in whole.get("gpus", [])],
             "nics": [_flat(device) for device in whole.get("nics", [])],
+            "nvswitches": whole.get("nvswitches", []),
             "nvmes": [_flat(device) for device in whole.get("nvmes", [])],
             "paths": [
                 {"a": str(path.a), "b": str(path.b), "class": path.path_class.value, "nvlinks": path.nvlinks}
