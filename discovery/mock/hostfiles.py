@@ -18,7 +18,6 @@ class Cpu:
     """One CPU (hardware thread) and its place."""
 
     number: int
-    node: int
     socket: int
     die: int
     core: int
@@ -35,8 +34,7 @@ def cpus(described: machine.Machine) -> tuple[Cpu, ...]:
             core = cores.get(socket, 0)
             cores[socket] = core + 1
             placed.extend(
-                Cpu(number=number, node=entry.ids[0], socket=socket, die=entry.die, core=core, siblings=siblings)
-                for number in siblings
+                Cpu(number=number, socket=socket, die=entry.die, core=core, siblings=siblings) for number in siblings
             )
     return tuple(sorted(placed, key=lambda cpu: cpu.number))
 
@@ -58,10 +56,7 @@ def cpu_files(every: Sequence[Cpu]) -> dict[str, Entry]:
     packages: dict[int, list[int]] = {}
     for cpu in every:
         packages.setdefault(cpu.socket, []).append(cpu.number)
-    spelt = {
-        socket: (f"{cpulists.mask(numbers, possible=possible)}\n", f"{cpulists.spell(numbers)}\n")
-        for socket, numbers in packages.items()
-    }
+    masks = {socket: f"{cpulists.mask(numbers, possible=possible)}\n" for socket, numbers in packages.items()}
     for cpu in every:
         here = f"{_SYSTEM}/cpu/cpu{cpu.number}"
         tree[f"{here}/topology/physical_package_id"] = f"{cpu.socket}\n"
@@ -69,8 +64,7 @@ def cpu_files(every: Sequence[Cpu]) -> dict[str, Entry]:
         tree[f"{here}/topology/core_id"] = f"{cpu.core}\n"
         tree[f"{here}/topology/thread_siblings"] = f"{cpulists.mask(cpu.siblings, possible=possible)}\n"
         tree[f"{here}/topology/thread_siblings_list"] = f"{cpulists.spell(cpu.siblings)}\n"
-        tree[f"{here}/topology/core_siblings"], tree[f"{here}/topology/core_siblings_list"] = spelt[cpu.socket]
-        tree[f"{here}/node{cpu.node}"] = Link(f"../../node/node{cpu.node}")
+        tree[f"{here}/topology/core_siblings"] = masks[cpu.socket]
     return tree
 
 

@@ -121,7 +121,7 @@ class NumaNode(Model):
 class Numa(Model):
     """The nodes, and the firmware's distances between the entries of the list; `within` is between the nodes of one entry."""
 
-    nodes: tuple[NumaNode, ...] = Field(min_length=1)
+    nodes: tuple[NumaNode, ...]
     distances: tuple[tuple[int, ...], ...] | None = None
     within: int = Field(default=10, ge=10, le=255)
 
@@ -233,7 +233,7 @@ class Switched(Model):
     """NVLinks of every GPU to NVSwitches. `links`: how many to each switch; without `switches` they are outside the node."""
 
     switches: tuple[str, ...] = ()
-    links: tuple[int, ...] = Field(min_length=1)
+    links: tuple[int, ...]
 
     @model_validator(mode="after")
     def _alike(self) -> Switched:

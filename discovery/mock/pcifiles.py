@@ -55,9 +55,7 @@ def _function(function: Function, cpus: Sequence[int], *, possible: int, multifu
         f"{here}/numa_node": f"{-1 if function.numa is None else function.numa}\n",
         f"{here}/local_cpulist": f"{cpulists.spell(cpus)}\n",
         f"{here}/local_cpus": f"{cpulists.mask(cpus, possible=possible)}\n",
-        f"{here}/enable": "1\n",
         f"{here}/driver_override": "(null)\n",
-        f"{here}/power_state": "D0\n",
         f"{here}/config": configspace.config(function, multifunction=multifunction),
         f"{here}/subsystem": Link(f"{up(function.directory)}bus/pci"),
     }

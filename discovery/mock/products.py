@@ -154,7 +154,7 @@ class Nic(Part):
 
     driver: str = "mlx5_core"
     rdma: bool = True
-    functions: tuple[NicFunction, ...] = Field(min_length=1, max_length=8)
+    functions: tuple[NicFunction, ...] = Field(max_length=8)
 
 
 class Nvme(Part):

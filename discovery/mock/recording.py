@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import posixpath
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ ROOTS = ("sys", "proc", "dev")
 
 _MAX_PATH = 1024
 _MAX_NAME = 255
+_USUAL_PATH = re.compile(r"(?:sys|proc|dev)(?:/(?!\.\.?(?:/|$))[A-Za-z0-9:._-]{1,255})+")
+"""Nearly all of the thousands of paths, accepted at once."""
+
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -89,6 +93,8 @@ def path_problems(files: Mapping[str, Entry]) -> Iterator[str]:
 
 
 def _name_problems(path: str) -> Iterator[str]:
+    if _USUAL_PATH.fullmatch(path) and len(path) <= _MAX_PATH:
+        return
     parts = path.split("/")
     if len(parts) < 2 or parts[0] not in ROOTS:
         yield f"files[{_short(path)}]: a path begins with one of {', '.join(root + '/' for root in ROOTS)}"
@@ -135,9 +141,9 @@ def to_json(recording: Recording) -> dict[str, Any]:
         "kind": KIND,
         "name": recording.name,
         "description": recording.description,
-        "files": {path: _encode(recording.files[path]) for path in sorted(recording.files)},
         "nvml": codec.encode(recording.nvml),
         "faults": codec.encode(recording.faults),
+        "files": {path: _encode(recording.files[path]) for path in sorted(recording.files)},
     }
 
 
@@ -206,8 +212,11 @@ def _decode(obj: object, place: str) -> Entry:
 
 
 def dump(recording: Recording) -> bytes:
-    """The document as bytes, always the same for the same Recording."""
-    return json.dumps(to_json(recording), ensure_ascii=False, indent=1).encode() + b"\n"
+    """The document as bytes, always the same for the same Recording; one line a file, so that two can be compared."""
+    document = to_json(recording)
+    write = json.JSONEncoder(ensure_ascii=False).encode
+    files = ",\n".join(f"{write(path)}: {write(entry)}" for path, entry in document.pop("files").items())
+    return f'{write(document)[:-1]},\n"files": {{\n{files}\n}}}}\n'.encode()
 
 
 def load(data: bytes, *, name: str) -> Recording:
@@ -245,9 +254,9 @@ def _unpack(data: bytes, name: str) -> bytes:
         raise DocumentError(f"{name}: damaged gzip: {err}") from err
 
 
-def digest(recording: Recording) -> str:
-    """A hash of the whole content."""
-    return hashlib.sha256(dump(recording)).hexdigest()
+def digest(dumped: bytes) -> str:
+    """A hash of the whole content, from what `dump` made of it."""
+    return hashlib.sha256(dumped).hexdigest()
 
 
 class Tree:

@@ -43,7 +43,8 @@ def render(machine: recording.Recording, directory: Path, *, clock: Callable[[],
     agent. Another one replaces what is there. Faults of the Recording count from now. DocumentError if it cannot be
     written, or if the directory holds anything else.
     """
-    digest = recording.digest(machine)
+    dumped = recording.dump(machine)
+    digest = recording.digest(dumped)
     file = live.LiveFile(directory)
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ def render(machine: recording.Recording, directory: Path, *, clock: Callable[[],
             if _rendered(file) == digest:
                 return MockTree(directory)
             _clear(directory)
-            (directory / faults.RECORDING_FILE).write_bytes(recording.dump(machine))
+            (directory / faults.RECORDING_FILE).write_bytes(dumped)
             treefiles.write_all(directory, machine.files)
             since = clock()
             placed = tuple(fault.Placed(fault=item, since=since) for item in machine.faults)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m discovery.mock MACHINE DIRECTORY` renders a machine, in a process of its own: what reads documents of people
+is large and slow to load, and nobody needs it afterwards. Exit status 0, or 2 with a message for a person on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from discovery.errors import DocumentError
+from discovery.mock import render, zoo
+
+_USAGE = "usage: python -m discovery.mock MACHINE|FILE DIRECTORY"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Renders the machine; the exit status."""
+    if len(arguments) != 2:
+        sys.stderr.write(f"{_USAGE}\n")
+        return 2
+    machine, directory = arguments
+    try:
+        render.render(zoo.load(machine), Path(directory))
+    except DocumentError as err:
+        sys.stderr.write(f"{err}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
