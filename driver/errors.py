@@ -33,7 +33,13 @@ class ClaimError(DriverError):
 
 
 class RecordError(DriverError):
-    """The record of prepared claims cannot be opened, read or written."""
+    """The record of prepared claims cannot be opened, read or written. `retryable`: it may soon, without anybody's help
+    (another instance is at work on it).
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class SocketError(DriverError):

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a prepared claim, as a value and as the JSON that is kept of it. Pure.
+
+One `Entry` is one row of the record and, as an annotation, part of the claim's CDI file. The names below are on disks of
+running nodes: keys are added, never renamed and never given another meaning, and a reader ignores keys that it does not
+know. `READABLE_SINCE` moves only when an older agent would hand out a device twice by reading what we write.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from driver import values
+
+VERSION = 1
+"""Version of what is written."""
+
+READABLE_SINCE = 1
+"""The oldest reader that may read what is written."""
+
+
+class DamagedError(Exception):
+    """Text that is no entry: cut, changed, or never one of ours."""
+
+
+class ClaimState(StrEnum):
+    """How far a claim is. Only a completed one is answered from the record; all of them hold their devices."""
+
+    STARTED = "started"
+    """Hardware may have been changed for it; not answered yet."""
+    COMPLETED = "completed"
+    RELEASING = "releasing"
+    """Kubelet was told that it is gone; hardware is still being put back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDevice:
+    """A device of a claim with what a container needs of it, so that neither hardware nor probe is asked again."""
+
+    name: str
+    address: str
+    uuid: str
+    nodes: tuple[str, ...]
+    """Paths in the container, such as `/dev/nvidia0`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One allocation result of ours, as the scheduler wrote it. `request` is the full name, with a subrequest."""
+
+    request: str
+    pool: str
+    device: str
+    share_id: str | None = None
+    consumed_capacity: Mapping[str, str] = field(default_factory=dict)
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A claim in the record. `cdi_ids` has one tuple for each result; `hardware` says what must be put back."""
+
+    claim: values.ClaimRef
+    state: ClaimState
+    boot_id: str
+    devices: tuple[HeldDevice, ...]
+    results: tuple[Result, ...]
+    cdi_ids: tuple[tuple[str, ...], ...]
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The devices that no other claim may have meanwhile: all but those of admin access."""
+        return tuple(sorted({result.device for result in self.results if not result.admin}))
+
+    def answers(self, boot_id: str) -> bool:
+        """Whether a repeated Prepare is answered from this entry: what was prepared before a reboot is prepared again."""
+        return self.state is ClaimState.COMPLETED and self.boot_id == boot_id
+
+
+def base_request(request: str) -> str:
+    """The name kubelet compares with the container's: `gpu` of `gpu/high-memory`."""
+    return request.partition("/")[0]
+
+
+def answer(entry: Entry) -> values.Prepared:
+    """What kubelet is told of a completed claim; equal for equal entries."""
+    return values.Prepared(
+        devices=tuple(
+            values.PreparedDevice(
+                request_names=(base_request(result.request),),
+                pool=result.pool,
+                device=result.device,
+                cdi_device_ids=cdi_ids,
+                share_id=result.share_id,
+            )
+            for result, cdi_ids in zip(entry.results, entry.cdi_ids, strict=True)
+        )
+    )
+
+
+class Columns(NamedTuple):
+    """An entry as one row of the record: JSON text from `devices` on, and a checksum of all the texts as written, so that
+    what a later version adds never makes an older row look damaged.
+    """
+
+    claim_uid: str
+    namespace: str
+    name: str
+    state: str
+    boot_id: str
+    devices: str
+    results: str
+    cdi_ids: str
+    hardware: str
+    checksum: int
+
+
+def to_columns(entry: Entry) -> Columns:
+    """The row of an entry; equal for equal entries."""
+    claim = entry.claim
+    devices = _dump([{"name": d.name, "address": d.address, "uuid": d.uuid, "nodes": d.nodes} for d in entry.devices])
+    results = _dump([_result_object(result) for result in entry.results])
+    cdi_ids = _dump(entry.cdi_ids)
+    hardware = _dump(entry.hardware) if entry.hardware else "{}"
+    texts = (
+        claim.uid,
+        claim.namespace,
+        claim.name,
+        entry.state.value,
+        entry.boot_id,
+        devices,
+        results,
+        cdi_ids,
+        hardware,
+    )
+    return Columns(*texts, _checksum(*texts))
+
+
+def from_columns(columns: Columns) -> Entry:
+    """The entry of a row. Raises DamagedError."""
+    try:
+        intact = columns.checksum == _checksum(*columns[:-1])
+    except TypeError as error:
+        raise DamagedError("a column is of another type than text") from error
+    if not intact:
+        raise DamagedError(f"the row of claim {columns.claim_uid!r} differs from its checksum")
+    try:
+        devices, results, cdi_ids, hardware = _load(f"[{','.join(columns[5:9])}]")
+    except ValueError as error:
+        raise DamagedError(f"the row of claim {columns.claim_uid!r} has other columns") from error
+    return _entry(
+        uid=columns.claim_uid,
+        namespace=columns.namespace,
+        name=columns.name,
+        state=columns.state,
+        boot_id=columns.boot_id,
+        devices=devices,
+        results=results,
+        cdi_ids=cdi_ids,
+        hardware=hardware,
+    )
+
+
+def to_document(columns: Columns) -> tuple[str, str]:
+    """The row of an entry as one JSON text, and the checksum of that text."""
+    head = _dump(
+        {
+            "version": VERSION,
+            "readableSince": READABLE_SINCE,
+            "uid": columns.claim_uid,
+            "namespace": columns.namespace,
+            "name": columns.name,
+            "state": columns.state,
+            "bootID": columns.boot_id,
+        }
+    )
+    text = (
+        f'{head[:-1]},"devices":{columns.devices},"results":{columns.results},'
+        f'"cdiIDs":{columns.cdi_ids},"hardware":{columns.hardware}}}'
+    )
+    return text, f"{_checksum(text):08x}"
+
+
+def from_document(text: str, checksum: str) -> Entry:
+    """The entry in a JSON text. Raises DamagedError, also where a newer version says that this one must not read it."""
+    if checksum != f"{_checksum(text):08x}":
+        raise DamagedError("the text differs from its checksum")
+    document = _object(_load(text))
+    since = document.get("readableSince")
+    if not isinstance(since, int) or since > VERSION:
+        raise DamagedError(f"it was written for readers of version {_shown(since)}, and this one is {VERSION}")
+    return _entry(
+        uid=_string(document, "uid"),
+        namespace=_string(document, "namespace"),
+        name=_string(document, "name"),
+        state=_string(document, "state"),
+        boot_id=_string(document, "bootID"),
+        devices=document.get("devices"),
+        results=document.get("results"),
+        cdi_ids=document.get("cdiIDs"),
+        hardware=document.get("hardware"),
+    )
+
+
+def _checksum(*texts: str) -> int:
+    """CRC-32: finds every single flipped bit and every burst of up to 32."""
+    return zlib.crc32("\x00".join(texts).encode(errors="surrogateescape"))
+
+
+_dump = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"no JSON: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, int | str | None) and len(str(value)) < 100 else f"a {type(value).__name__}"
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DamagedError(f"{_shown(value)} stands where an object belongs")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise DamagedError(f"{_shown(value)} stands where a list belongs")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DamagedError(f"{_shown(value)} stands where text belongs")
+    return value
+
+
+def _string(document: Mapping[str, Any], key: str) -> str:
+    return _text(document.get(key))
+
+
+def _result_object(result: Result) -> dict[str, Any]:
+    document: dict[str, Any] = {"request": result.request, "pool": result.pool, "device": result.device}
+    if result.share_id is not None:
+        document["shareID"] = result.share_id
+    if result.consumed_capacity:
+        document["consumedCapacity"] = dict(result.consumed_capacity)
+    if result.admin:
+        document["adminAccess"] = True
+    return document
+
+
+def _result(value: Any) -> Result:
+    document = _object(value)
+    return Result(
+        request=_string(document, "request"),
+        pool=_string(document, "pool"),
+        device=_string(document, "device"),
+        share_id=_string(document, "shareID") if "shareID" in document else None,
+        consumed_capacity={
+            name: _text(quantity) for name, quantity in _object(document.get("consumedCapacity", {})).items()
+        },
+        admin=document.get("adminAccess") is True,
+    )
+
+
+def _device(value: Any) -> HeldDevice:
+    document = _object(value)
+    return HeldDevice(
+        name=_string(document, "name"),
+        address=_string(document, "address"),
+        uuid=_string(document, "uuid"),
+        nodes=tuple(_text(node) for node in _list(document.get("nodes"))),
+    )
+
+
+def _entry(
+    *,
+    uid: str,
+    namespace: str,
+    name: str,
+    state: str,
+    boot_id: str,
+    devices: Any,
+    results: Any,
+    cdi_ids: Any,
+    hardware: Any,
+) -> Entry:
+    try:
+        claim_state = ClaimState(state)
+    except ValueError as error:
+        raise DamagedError(f"{_shown(state)} is no state of a claim") from error
+    entry = Entry(
+        claim=values.ClaimRef(uid=values.ClaimUid(uid), namespace=namespace, name=name),
+        state=claim_state,
+        boot_id=boot_id,
+        devices=tuple(_device(device) for device in _list(devices)),
+        results=tuple(_result(result) for result in _list(results)),
+        cdi_ids=tuple(tuple(_text(cdi_id) for cdi_id in _list(ids)) for ids in _list(cdi_ids)),
+        hardware=_object(hardware),
+    )
+    known = {device.name for device in entry.devices}
+    if len(entry.results) != len(entry.cdi_ids) or not all(entry.cdi_ids):
+        raise DamagedError("results and CDI ids do not belong together")
+    if not all(result.device in known for result in entry.results):
+        raise DamagedError("a result names a device that is not among the devices")
+    return entry

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cdi: the files that container runtimes read. Aspects: the runtime's rules, ids, environment, mock nodes, the record in it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from driver.prepare import cdi, claims, ledger, plan
+from tests.fakes import cdi_rules, preparing
+
+REAL = cdi.Dialect(driver=preparing.DRIVER, mock=False)
+MOCK = cdi.Dialect(driver=preparing.DRIVER, mock=True)
+
+
+def entry(number: int = 1, *results: ledger.Result, dialect: cdi.Dialect = REAL) -> ledger.Entry:
+    allocation = claims.Allocation(
+        claim=preparing.ref(number),
+        results=results or (ledger.Result(request="gpu", pool="node-1", device=preparing.NAMES[0]),),
+    )
+    planned = plan.plan_prepare(
+        allocation, devices=preparing.FixedIndex().devices, holders={}, dialect=dialect, boot_id=preparing.BOOT_ID
+    )
+    assert isinstance(planned, plan.PreparePlan)
+    return planned.entry
+
+
+def many() -> ledger.Entry:
+    """As much as a claim can have: 32 results with long names, shares and capacities."""
+    return entry(
+        1,
+        *(
+            ledger.Result(
+                request=f"{'r' * 63}/{'s' * 63}",
+                pool="p" * 253,
+                device=preparing.NAMES[number % 8],
+                share_id=f"{number:08d}-5b2e-4d51-9c9f-0d3f3f6e8f11",
+                consumed_capacity={f"{'d' * 60}.example/{'c' * 30}{number}": "123456789Gi" for number in range(8)},
+            )
+            for number in range(32)
+        ),
+    )
+
+
+NODE_EDITS = cdi.NodeEdits(
+    device_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"),
+    mounts=(cdi.Mount(host_path="/run/nvidia/usr/lib64/libcuda.so.1.2", container_path="/usr/lib64/libcuda.so.1"),),
+)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        REAL.claim_spec(entry()),
+        MOCK.claim_spec(entry(dialect=MOCK)),
+        REAL.claim_spec(many()),
+        REAL.node_spec(NODE_EDITS),
+        MOCK.node_spec(cdi.NodeEdits(device_nodes=("/dev/nvidiactl",))),
+    ],
+)
+def test_a_runtime_accepts_the_file(data: bytes) -> None:
+    assert cdi_rules.violations(data) == []
+    assert len(data) < cdi.FILE_MAX_BYTES
+
+
+def test_the_version_is_the_lowest_that_allows_annotations() -> None:
+    assert json.loads(REAL.claim_spec(entry()))["cdiVersion"] == cdi_rules.least_version(REAL.claim_spec(entry()))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"cdiVersion": "0.5.0"},
+        {"kind": "1gpu/claim"},
+        {"devices": []},
+        {"annotations": {"_bad": "x"}},
+        {"annotations": {"a/b": "x" * 300_000}},
+        {"surprise": 1},
+        {"devices": [{"name": "a", "containerEdits": {}}]},
+        {"devices": [{"name": "a", "containerEdits": {"env": ["A=1"]}}] * 2},
+        {"devices": [{"name": "-a", "containerEdits": {"env": ["A=1"]}}]},
+        {"devices": [{"name": "a", "containerEdits": {"env": ["A"]}}]},
+    ],
+)
+def test_the_rules_that_judge_our_files_refuse_what_runtimes_refuse(broken: dict[str, Any]) -> None:
+    spec = {**json.loads(REAL.claim_spec(entry())), **broken}
+    assert cdi_rules.violations(json.dumps(spec).encode())
+
+
+def _devices(data: bytes) -> dict[str, dict[str, Any]]:
+    return {device["name"]: device["containerEdits"] for device in json.loads(data)["devices"]}
+
+
+def test_a_claim_file_gives_each_device_its_node_and_a_variable() -> None:
+    name = f"{preparing.ref(1).uid}-{preparing.NAMES[0]}"
+    variable = "NEARFIELD_DEVICE_00000001_AAAA_4BBB_8CCC_0123456789AB_GPU_0000_10_00_0"
+    assert _devices(REAL.claim_spec(entry())) == {
+        name: {"env": [f"{variable}=GPU-0"], "deviceNodes": [{"path": "/dev/nvidia0"}]}
+    }
+    assert json.loads(REAL.claim_spec(entry()))["containerEdits"] == {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+
+
+def test_mock_nodes_stand_for_the_null_device() -> None:
+    (edits,) = _devices(MOCK.claim_spec(entry(dialect=MOCK))).values()
+    assert edits["deviceNodes"] == [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]
+    (edits,) = _devices(MOCK.node_spec(cdi.NodeEdits(device_nodes=("/dev/nvidiactl",)))).values()
+    assert edits["deviceNodes"] == [{"path": "/dev/nvidiactl", "hostPath": "/dev/null"}]
+
+
+def test_every_id_of_the_answer_is_a_device_of_a_file() -> None:
+    recorded = many()
+    files = {"claim": REAL.claim_spec(recorded), "node": REAL.node_spec(NODE_EDITS)}
+    for ids in recorded.cdi_ids:
+        assert [cdi_id.partition("=")[0].partition("/")[2] for cdi_id in ids] == ["claim", "node"]
+        for cdi_id in ids:
+            kind, _, name = cdi_id.partition("=")
+            data = files[kind.partition("/")[2]]
+            assert json.loads(data)["kind"] == kind
+            assert name in _devices(data)
+
+
+def test_variables_of_two_claims_and_of_two_shares_never_meet() -> None:
+    shares = [
+        ledger.Result(request="a", pool="node-1", device=preparing.NAMES[0], share_id=share) for share in ("s1", "s2")
+    ]
+    variables = [
+        variable.partition("=")[0]
+        for recorded in (entry(1), entry(2), entry(3, *shares))
+        for edits in _devices(REAL.claim_spec(recorded)).values()
+        for variable in edits["env"]
+    ]
+    assert len(variables) == len(set(variables)) == 4
+
+
+def test_a_claim_file_gives_its_record_back() -> None:
+    for recorded in (entry(), many()):
+        assert REAL.entry_of(REAL.claim_spec(recorded)) == recorded
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"annotations": []}',
+        b'{"annotations": {"gpu.nearfield.dev/record": 1, "gpu.nearfield.dev/record-crc32": 2}}',
+        REAL.node_spec(NODE_EDITS),
+        REAL.claim_spec(entry())[:-40],
+        REAL.claim_spec(entry()).replace(b"team-a", b"team-b"),
+        cdi.Dialect(driver="other.example", mock=False).claim_spec(entry()),
+    ],
+)
+def test_any_other_file_gives_no_record(data: bytes) -> None:
+    with pytest.raises(ledger.DamagedError):
+        REAL.entry_of(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "uid"),
+    [
+        (REAL.claim_file("abc-1"), "abc-1"),
+        (REAL.node_file, None),
+        ("gpu.nearfield.dev_.json", None),
+        ("gpu.nearfield.dev_metadata_abc_gpu.json", None),
+        ("gpu.nearfield.dev_a.yaml", None),
+        ("gpu.nearfield.dev_../x.json", None),
+        ("other_abc.json", None),
+        (".gpu.nearfield.dev_abc.json.tmp", None),
+    ],
+)
+def test_only_files_of_claims_are_taken_for_one(name: str, uid: str | None) -> None:
+    assert REAL.claim_of(name) == uid
