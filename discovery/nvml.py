@@ -196,7 +196,7 @@ class Nvml:
             compute_capability=capability,
             multiprocessors=cores // each if cores and each and cores % each == 0 else None,
             mig_mode=None if mig is None else model.MigMode(current=bool(mig[0]), pending=bool(mig[1])),
-            nvlinks=self._noted(where, found, lambda: self._nvlinks(where)) or (),
+            nvlinks=self._noted(where, found, lambda: self._nvlinks(where, found)) or (),
             fabric=self._noted(where, found, lambda: self._fabric(where, found)),
             link_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         )
@@ -216,29 +216,34 @@ class Nvml:
         """
         return any(self._of(where, "nvmlDeviceGetPersistenceMode") == 0 for where in self._handles)
 
-    def _nvlinks(self, where: PciAddress) -> tuple[model.NvLink, ...]:
+    def _nvlinks(self, where: PciAddress, found: findings.Findings) -> tuple[model.NvLink, ...]:
         links = []
         handle = self._handle(where)
         for link in range(self._link_count(where)):
             try:
                 state = self._optional("nvmlDeviceGetNvLinkState", handle, link)
+                if state is not None:
+                    links.append(self._nvlink(where, link, active=bool(state), found=found))
             except errors.SourceError as err:
                 if err.kind == "invalid-argument":
                     break
-                raise
-            if state is not None:
-                links.append(self._nvlink(handle, link, active=bool(state)))
+                if err.kind in _ENDS_A_GPU:
+                    raise
+                found.failed(where, err)
         return tuple(links)
 
-    def _nvlink(self, handle: Any, link: int, *, active: bool) -> model.NvLink:
+    def _nvlink(self, where: PciAddress, link: int, *, active: bool, found: findings.Findings) -> model.NvLink:
         """A link; of one that is down the far end is often refused, with whatever error."""
+        handle = self._handle(where)
 
         def ask(function: str) -> Any:
             try:
                 return self._optional(function, handle, link)
             except errors.SourceError as err:
-                if err.kind in _ENDS_A_GPU or (active and err.kind != "invalid-argument"):
+                if err.kind in _ENDS_A_GPU:
                     raise
+                if active:
+                    found.failed(where, err)
                 return None
 
         kind = _REMOTE_KINDS.get(ask("nvmlDeviceGetNvLinkRemoteDeviceType"))
@@ -250,7 +255,7 @@ class Nvml:
             active=active,
             version=_NVLINK_GENERATIONS.get(ask("nvmlDeviceGetNvLinkVersion")),
             remote_kind=kind,
-            remote=None if far is None else _address(far),
+            remote=None if far is None else self._noted(where, found, lambda: _address(far)),
         )
 
     def _link_count(self, where: PciAddress) -> int:

@@ -47,6 +47,7 @@ class FakeGpu:
     capability: tuple[int, int] = (9, 0)
     architecture: int = 9
     persistence: int = 1
+    mig: tuple[int, int] = (0, 0)
     links: tuple[FakeLink, ...] = ()
     fabric: Mapping[str, Any] | None = None
     fabric_version: int = 3
@@ -206,7 +207,7 @@ _OF_A_GPU: Mapping[str, Callable[..., int]] = {
     "nvmlDeviceGetPersistenceMode": _number(lambda gpu: gpu.persistence),
     "nvmlDeviceGetCurrPcieLinkWidth": _number(lambda _gpu: 16),
     "nvmlDeviceGetCudaComputeCapability": _two(lambda gpu: gpu.capability),
-    "nvmlDeviceGetMigMode": _two(lambda _gpu: (0, 1)),
+    "nvmlDeviceGetMigMode": _two(lambda gpu: gpu.mig),
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory,
     "nvmlDeviceGetUtilizationRates": _utilization,
