@@ -68,7 +68,7 @@ class Topology(_Section):
     """Must be empty: this version has no overlay."""
 
     rails: tuple[Rail, ...] = pydantic.Field(default=(), strict=False)
-    """Rails of NICs; a NIC that is not named has none."""
+    """Rails of NICs. With any entry, a NIC that is not named has no rail; with none, the NICs paired with GPUs are counted."""
 
     @pydantic.field_validator("overlay_file", mode="before")
     @classmethod

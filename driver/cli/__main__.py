@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m driver.cli`: the command line where no script is installed."""
+"""`python -m driver.cli` is `nearfield`."""
 
-from __future__ import annotations
+from driver.cli.main import main
 
-from driver.cli import main
-
-main.main()
+main()

@@ -118,7 +118,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             # click's own door knows how to complete a command line for a shell.
             group.main(args=arguments, prog_name="nearfield")
         with group.make_context("nearfield", list(sys.argv[1:] if arguments is None else arguments)) as ctx:
-            group.invoke(ctx)
+            result = group.invoke(ctx)
     except click.exceptions.Exit as err:
         return err.exit_code
     except click.ClickException as err:
@@ -144,7 +144,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             f"Internal error: {type(err).__name__}: {err} ({Path(at.filename).name}:{at.lineno}). This is a defect of"
             f" nearfield {VERSION}; please report it with the command line."
         )
-    return 0
+    return result if isinstance(result, int) else 0
 
 
 def _failed(message: str, *, status: int = 1) -> int:

@@ -73,14 +73,14 @@ def items(kind: str, entries: Iterable[object], *, api_version: str = API_VERSIO
 def write_document(value: object, form: Format) -> None:
     """Write one document as JSON or YAML."""
     if form is Format.YAML:
-        sys.stdout.write(_yaml([value]))
+        sys.stdout.write(_yaml([value], stream=False))
     else:
         sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_stream(values: Sequence[object]) -> None:
     """Write several YAML documents, as `kubectl create -f -` takes them."""
-    sys.stdout.write(_yaml(values))
+    sys.stdout.write(_yaml(values, stream=True))
 
 
 def write_line(text: str = "") -> None:
@@ -132,7 +132,7 @@ def size(amount: int | None) -> str:
     return f"{value:.1f} TiB"
 
 
-def _yaml(values: Sequence[object]) -> str:
+def _yaml(values: Sequence[object], *, stream: bool) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -146,9 +146,7 @@ def _yaml(values: Sequence[object]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
-    return yaml.dump_all(
-        values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=2**16, explicit_start=len(values) != 1
-    )
+    return yaml.dump_all(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=2**16, explicit_start=stream)
 
 
 def _console(width: int | None = None) -> Any:

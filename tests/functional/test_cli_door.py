@@ -97,6 +97,7 @@ def test_the_group_says_of_a_verb_what_the_verb_says(verb: str) -> None:
         (("topo", "--mock", "nosuch"), "Error: --mock nosuch: neither a machine of the zoo ("),
         (("topo", "--mock", "dgx-h100", "--sysfs", "/sys"), "Error: --mock brings its own machine"),
         (("slices", "--node-name", "N", "--mock", "dgx-h100"), "Error: --node-name N: not a node name"),
+        (("devices", "--driver-name", "X"), "Error: --driver-name X: a driver name is lower case"),
         (("run",), "Error: --node-name (or NEARFIELD_NODE_NAME) is missing"),
     ],
 )
