@@ -241,3 +241,17 @@ def test_a_capture_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == f"Error: {target}: cannot be written: {reason}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def keys(value: object) -> set[str]:
+    """Every key in a document, those left out that are numbers of NUMA nodes or sockets."""
+    if isinstance(value, dict):
+        return {key for key in value if not key.isdecimal()}.union(*map(keys, value.values()))
+    return set().union(*map(keys, value)) if isinstance(value, list) else set()
+
+
+def test_the_documentation_names_every_field() -> None:
+    page = (ROOT / "docs/output.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"`([A-Za-z]+)(?:\[\])?`", page)) | {"apiVersion", "kind"}
+    for machine in ("dgx-h100", "l40s-8-pcie", "workstation-rtx"):
+        assert keys(topo(machine)) - known == set()
