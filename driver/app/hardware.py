@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the hardware facts come from: this machine, or a mock machine that is rendered first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from discovery import child
+from discovery.address import PciAddress
+from discovery.errors import DocumentError, ProbeError
+from driver import config
+
+RENDER_TIMEOUT_S = 60.0
+_USAGE = 2
+"""Exit status of `python -m discovery.mock` for a document that is not usable."""
+
+
+def mock_directory(settings: config.Settings) -> Path:
+    """Where the mock machine is rendered. It stays over a restart, with its faults, as hardware does."""
+    return settings.state_dir / "mock"
+
+
+def source(settings: config.Settings) -> child.Source:
+    """What the probe reads."""
+    if settings.mock is not None:
+        mock = mock_directory(settings)
+        return child.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
+    return child.Source(
+        sys=settings.sysfs, proc=settings.procfs, dev=settings.dev, driver_root=settings.driver_root_mount
+    )
+
+
+def prober(settings: config.Settings, *, rails: Mapping[PciAddress, int]) -> child.ProbeChild:
+    """What probes the machine; nothing is read before it is asked."""
+    return child.ProbeChild(source=source(settings), options=child.ProbeOptions(rails=rails))
+
+
+def render(settings: config.Settings) -> None:
+    """Render the mock machine, if there is one, in a process of its own: only that one needs what reads documents.
+
+    Raises DocumentError where the machine is not usable, ProbeError where rendering failed.
+    """
+    if settings.mock is None:
+        return
+    command = [sys.executable, "-m", "discovery.mock", settings.mock, str(mock_directory(settings))]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=RENDER_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProbeError(f"The mock machine {settings.mock} could not be rendered: {error}") from error
+    if done.returncode == _USAGE:
+        raise DocumentError(f"--mock {done.stderr.strip()}")
+    if done.returncode:
+        raise ProbeError(f"The mock machine {settings.mock} could not be rendered: {done.stderr.strip()}")

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rooms report, put where people look: counted as metrics, and as Events on the claim or the Node."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from driver import values
+from driver.observe.metrics import Metrics
+
+
+class Recorder(Protocol):
+    """Who writes Events. Never blocks, never raises."""
+
+    def claim(self, ref: values.ClaimRef, *, reason: str, message: str, warning: bool = True) -> None:
+        """An Event on a ResourceClaim."""
+
+    def node(self, *, reason: str, message: str, warning: bool = True) -> None:
+        """An Event on the Node."""
+
+
+class Reports:
+    """The one who is told, for executor, collector and record."""
+
+    def __init__(self, metrics: Metrics, events: Recorder) -> None:
+        self._metrics = metrics
+        self._events = events
+
+    def claim_done(self, *, operation: str, result: str, seconds: float) -> None:
+        """A claim was answered."""
+        self._metrics.claim_done(operation=operation, result=result, seconds=seconds)
+
+    def prepare_failed(self, claim: values.ClaimRef, *, message: str) -> None:
+        """A claim could not be prepared: said on the claim, as kubelet says it on the pod only."""
+        self._events.claim(claim, reason="PrepareFailed", message=message)
+
+    def cdi_file_repaired(self) -> None:
+        """A CDI file of a prepared claim is back."""
+        self._metrics.cdi_file_repaired()
+
+    def claim_collected(self, claim: values.ClaimRef, *, reason: str) -> None:
+        """A claim was unprepared that kubelet had not asked about."""
+        self._metrics.claim_collected()
+        self._events.node(reason="ClaimCollected", message=f"{claim} was unprepared: {reason}", warning=False)
+
+    def record_rebuilt(self, *, reason: str, claims: int) -> None:
+        """The record was damaged or lost, and made anew."""
+        self._metrics.record_rebuilt()
+        self._events.node(
+            reason="RecordRebuilt",
+            message=f"The record of prepared claims could not be used ({reason}) and was made anew; {claims} claims were "
+            "found again in CDI files",
+        )

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent says of itself: gauges, /healthz, /readyz, the inspect page and the health stream, all from the same parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from discovery import draw, model
+from driver import inventory, values
+from driver.errors import RecordError
+from driver.kubelet import server
+from driver.observe import gauges, page
+from driver.prepare import nodespec, store
+from driver.publish import health, publisher
+
+
+class AgentState:
+    """Reads the parts when asked; keeps nothing but the parts."""
+
+    def __init__(
+        self,
+        *,
+        node_name: str,
+        hardware: inventory.Inventory,
+        record: store.Store,
+        node_spec: nodespec.NodeSpec,
+        publishing: publisher.Publisher,
+    ) -> None:
+        self._node_name = node_name
+        self._hardware = hardware
+        self._record = record
+        self._node_spec = node_spec
+        self._publishing = publishing
+        self._kubelet: server.KubeletServer | None = None
+        self._api_problem: str | None = "The client of the API server is being set up"
+        self.stopping = threading.Event()
+
+    def serve(self, kubelet: server.KubeletServer) -> None:
+        """From now on kubelet can be asked about."""
+        self._kubelet = kubelet
+
+    def api(self, problem: str | None) -> None:
+        """Why there is no client of the API server; None once there is one."""
+        self._api_problem = problem
+
+    def inventory(self) -> inventory.InventoryState:
+        """The newest Snapshot, and when the hardware was read."""
+        return self._hardware.state()
+
+    def published(self) -> gauges.Published:
+        """What is published."""
+        state = self._publishing.state()
+        absent = sum(device.absent for device in state.devices)
+        return gauges.Published(slices=state.slices, generation=state.generation, tainted={"absent": absent})
+
+    def recorded(self) -> gauges.Recorded:
+        """What is prepared. May raise RecordError."""
+        return gauges.Recorded(claims=self._record.count(), devices=self._record.held_devices())
+
+    def registered(self) -> bool:
+        """Whether kubelet has taken the driver."""
+        return self._kubelet is not None and self._kubelet.status().registered
+
+    def ready(self) -> bool:
+        """Whether /readyz would answer 200."""
+        return self.readyz()[0]
+
+    def healthz(self) -> tuple[bool, Sequence[str]]:
+        """Whether this process can serve kubelet. What a restart would not mend is no reason."""
+        if self.stopping.is_set():
+            return False, ["The agent is stopping"]
+        if self._kubelet is None:
+            return False, ["The sockets are not served yet"]
+        return True, []
+
+    def readyz(self) -> tuple[bool, Sequence[str]]:
+        """Whether pods can get GPUs here: kubelet has the driver, the record is usable, the slices stand."""
+        missing: list[str] = []
+        notes: list[str] = []
+        if self.stopping.is_set():
+            missing.append("The agent is stopping")
+        if self._kubelet is None:
+            missing.append("The sockets are not served yet")
+        else:
+            registration = self._kubelet.status()
+            if not registration.registered:
+                missing.append(registration.error or "Kubelet has not registered the driver yet")
+        if (problem := self._record.problem()) is not None:
+            missing.append(problem)
+        if self._api_problem is not None:
+            missing.append(self._api_problem)
+        else:
+            published = self._publishing.state()
+            if published.reason is not None:
+                (notes if published.ok else missing).append(published.reason)
+        hardware = self._hardware.state()
+        if hardware.error is not None:
+            notes.append(hardware.error)
+        if (problem := self._node_spec.problem()) is not None:
+            notes.append(f"No container can get a GPU: {problem}")
+        return not missing, [*missing, *notes]
+
+    def snapshot(self) -> model.Snapshot | None:
+        """The newest Snapshot."""
+        return self._hardware.snapshot()
+
+    def view(self) -> page.View:
+        """What the inspect page shows."""
+        hardware = self._hardware.state()
+        ready, reasons = self.readyz()
+        claims: tuple[page.PreparedClaim, ...] = ()
+        record_error = None
+        try:
+            claims = tuple(
+                page.PreparedClaim(
+                    claim=entry.claim, state=entry.state, devices=tuple(result.device for result in entry.results)
+                )
+                for entry in self._record.rows()
+            )
+        except RecordError as error:
+            record_error = str(error)
+        return page.View(
+            node_name=self._node_name,
+            snapshot=hardware.snapshot,
+            read_at=hardware.read_at,
+            ready=ready,
+            reasons=tuple(reasons),
+            claims=claims,
+            record_error=record_error,
+            picture=draw.svg(hardware.snapshot) if hardware.snapshot is not None else "",
+        )
+
+
+class PublishedHealth:
+    """The health of what is published, for the stream to kubelet."""
+
+    def __init__(self, *, pool: str, hardware: inventory.Inventory, publishing: publisher.Publisher) -> None:
+        self._pool = pool
+        self._hardware = hardware
+        self._publishing = publishing
+
+    def devices(self) -> tuple[values.DeviceHealth, ...]:
+        """The health of every published device, now."""
+        state = self._hardware.state()
+        return health.build_health(
+            self._publishing.state().addresses,
+            state.readings,
+            pool=self._pool,
+            read_at=state.read_at,
+            fresh=self._hardware.fresh(),
+        )
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Wait until the inventory's count of changes differs from `seen`; what is published follows from it."""
+        return self._hardware.wait(seen, timeout_s)

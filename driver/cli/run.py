@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nearfield run`: the agent of a node."""
+
+from __future__ import annotations
+
+import signal
+
+import click
+
+from driver import config
+from driver.cli import run_options
+
+
+@click.command(
+    "run",
+    help="""Run the agent of this node.
+
+    Serves kubelet on its plugin sockets, publishes ResourceSlices, and stays until SIGTERM or SIGINT, which end it within
+    two seconds. What it cannot do now (an API server that is away, a GPU that does not answer) it waits for and says on
+    /readyz.""",
+    epilog="""\b
+    Examples:
+      nearfield run --node-name "$NODE_NAME"
+      nearfield run --node-name n1 --mock dgx-h100 --kubeconfig ~/.kube/config
+    """,
+)
+@run_options.options
+def command(**values: str | None) -> int:
+    """Serve until told to stop."""
+    settings = run_options.settings(**values)
+    agent_config = config.AgentConfig()
+    if settings.config is not None:
+        from driver import configfile
+
+        agent_config = configfile.load(settings.config)
+    from driver.app import agent
+    from driver.observe import logs
+
+    logs.set_up(settings.log_format, settings.log_level)
+    logs.log_start(settings)
+    running = agent.Agent(settings, agent_config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: running.stop())
+    return running.run()
