@@ -119,8 +119,9 @@ def test_one_flipped_bit_is_found_wherever_it_is(entry: ledger.Entry, place: int
     if text:
         spot = place % len(text)
         flipped = text[:spot] + chr(ord(text[spot]) ^ 1 << bit) + text[spot + 1 :]
+        change: dict[str, Any] = {ledger.Columns._fields[number]: flipped}
         with pytest.raises(ledger.DamagedError):
-            ledger.from_columns(columns._replace(**{ledger.Columns._fields[number]: flipped}))
+            ledger.from_columns(columns._replace(**change))
     document, checksum = ledger.to_document(columns)
     spot = place % len(document)
     flipped = document[:spot] + chr(ord(document[spot]) ^ 1 << bit) + document[spot + 1 :]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder where container runtimes look for CDI specs, as far as our files in it go.
+
+Whoever calls for a claim's file holds the lock of that claim; then a file has one writer, and what lies under its temporary
+name was left by somebody who died. A file is taken to be as it was while inode, times and size stay the same. As a change in
+the same tick of the kernel's clock as our own would leave them the same, what was just written counts as `fresh` until
+its content was read once more, later (git judges its index that way).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver.prepare import cdi, crashpoints, files, ledger
+from driver.prepare.crashpoints import Point
+
+logger = logging.getLogger(__name__)
+
+_DIRECTORY_MODE = 0o755
+_FILE_MODE = 0o644
+_SETTLED_NS = 30_000_000
+"""The times of files move in ticks of up to 10 ms."""
+
+
+_Seen = tuple[int, int, int, int]
+
+
+def _seen(found: os.stat_result) -> _Seen:
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What lies there of claims: UID -> whether the file is surely as it was written, and the UIDs of left-over temporary
+    files.
+    """
+
+    claims: Mapping[str, bool]
+    temporaries: frozenset[str]
+
+
+class CdiDirectory:
+    """Our files in one CDI folder. Methods raise OSError."""
+
+    def __init__(self, path: Path, *, dialect: cdi.Dialect, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self.path = path
+        self._folder = str(path)
+        self._dialect = dialect
+        self._clock_ns = clock_ns
+        self._known: dict[str, _Seen] = {}
+        self._fresh: set[str] = set()
+
+    def make(self) -> None:
+        """See that the folder is there: on most nodes it is on a tmpfs and gone after a reboot."""
+        self.path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+
+    def write_claim(self, entry: ledger.Entry) -> None:
+        """Place the file of a claim, whatever was there."""
+        self._write(
+            self._dialect.claim_file(entry.claim.uid),
+            self._dialect.claim_spec(entry),
+            written=lambda: crashpoints.reach(Point.PREPARE_TEMPORARY_FILE),
+        )
+        crashpoints.reach(Point.PREPARE_AFTER_CDI_FILE)
+
+    def verify_claim(self, entry: ledger.Entry) -> bool:
+        """As `ensure_claim`, but read it also where it looks untouched."""
+        return self.place(self._dialect.claim_file(entry.claim.uid), self._dialect.claim_spec(entry))
+
+    def ensure_claim(self, entry: ledger.Entry) -> bool:
+        """See that the file of a claim is there and unchanged; True where it had to be written."""
+        return not self.untouched(self._dialect.claim_file(entry.claim.uid)) and self.verify_claim(entry)
+
+    def place(self, name: str, data: bytes) -> bool:
+        """See that a file has this content, also where it is as it was last seen; True where it had to be written."""
+        path = self.path / name
+        try:
+            found = path.lstat()
+            if files.read_limited(path, limit=cdi.FILE_MAX_BYTES) == data:
+                self._known[name] = _seen(found)
+                if self._clock_ns() - found.st_mtime_ns > _SETTLED_NS:
+                    self._fresh.discard(name)
+                return False
+        except OSError:
+            pass  # not there, or no file of ours: it is written below, and that says what is wrong
+        self._write(name, data)
+        return True
+
+    def untouched(self, name: str) -> bool:
+        """Whether a file is as it was when its content was last seen."""
+        known = self._known.get(name)
+        if known is None:
+            return False
+        try:
+            return _seen(os.lstat(f"{self._folder}/{name}")) == known
+        except OSError:
+            return False
+
+    def remove_claim(self, uid: str) -> bool:
+        """Remove the file of a claim and what was left of an earlier one; False when there was none."""
+        self.remove_temporary(uid)
+        name = self._dialect.claim_file(uid)
+        self._known.pop(name, None)
+        self._fresh.discard(name)
+        return files.remove(self.path / name)
+
+    def remove_temporary(self, uid: str) -> None:
+        """Remove what a writer that died left of the file of a claim."""
+        files.remove(self.path / files.temporary_name(self._dialect.claim_file(uid)))
+
+    def listing(self) -> Listing:
+        """What lies there of ours, in one pass: with many claims this is what the agent does when it does nothing."""
+        claims: dict[str, bool] = {}
+        temporaries = set()
+        try:
+            found = os.scandir(self.path)
+        except FileNotFoundError:
+            return Listing(claims={}, temporaries=frozenset())
+        with found:
+            for item in found:
+                if (uid := self._dialect.claim_of(item.name)) is not None:
+                    known = None if item.name in self._fresh else self._known.get(item.name)
+                    try:
+                        claims[uid] = known is not None and _seen(item.stat(follow_symlinks=False)) == known
+                    except FileNotFoundError:
+                        continue
+                elif (uid := self._dialect.claim_of(files.whole_name(item.name) or "")) is not None:
+                    temporaries.add(uid)
+        return Listing(claims=claims, temporaries=frozenset(temporaries))
+
+    def entry(self, uid: str) -> ledger.Entry:
+        """The entry that a claim's file carries. Raises DamagedError as well."""
+        data = files.read_limited(self.path / self._dialect.claim_file(uid), limit=cdi.FILE_MAX_BYTES)
+        entry = self._dialect.entry_of(data)
+        if entry.claim.uid != uid:
+            raise ledger.DamagedError(f"it carries the record of claim {entry.claim.uid}")
+        return entry
+
+    def entries(self, *, boot_id: str) -> Iterator[ledger.Entry]:
+        """The entries of all files that carry one: those of this boot first, the newest file first."""
+        found = []
+        for uid in self.listing().claims:
+            try:
+                written = (self.path / self._dialect.claim_file(uid)).stat().st_mtime_ns
+                found.append((written, self.entry(uid)))
+            except (OSError, ledger.DamagedError) as error:
+                logger.warning("The CDI file of claim %s says nothing about it: %s", uid, error)
+        found.sort(key=lambda pair: (pair[1].boot_id == boot_id, pair[0]), reverse=True)
+        return iter([entry for _, entry in found])
+
+    def _write(self, name: str, data: bytes, *, written: Callable[[], None] | None = None) -> None:
+        try:
+            found = files.write_atomic(self._folder, name, data, mode=_FILE_MODE, written=written)
+        except FileNotFoundError:
+            self.make()
+            found = files.write_atomic(self._folder, name, data, mode=_FILE_MODE, written=written)
+        self._known[name] = _seen(found)
+        self._fresh.add(name)

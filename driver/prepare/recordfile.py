@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record as a file: opened and checked whole, created with what is known, moved aside.
+
+A check reads everything once, at start and after damage: SQLite's own structures, every row against its checksum, and the
+holdings against the rows. A bit that flips in a row is found by its checksum, one in a holding by its row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from driver.errors import RecordError
+from driver.prepare import crashpoints, database, files, ledger, schema
+from driver.prepare.crashpoints import Point
+
+MODE = 0o600
+_LOG_FILES = ("-wal", "-shm")
+_FILES = ("", *_LOG_FILES)
+COLUMNS = ", ".join(ledger.Columns._fields)
+_PLACES = ", ".join("?" for _ in ledger.Columns._fields)
+
+
+class UnusableError(Exception):
+    """There is no file, or it is not what an agent wrote; the text says which."""
+
+
+def open_checked(path: Path, *, boot_id: str) -> database.Database:
+    """Open an existing record. Raises UnusableError; RecordError where it is in order but not for us or not now."""
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise UnusableError("it is gone") from error
+    except OSError as error:
+        raise RecordError(f"The record {path} cannot be read: {error.strerror}") from error
+    if not found.st_size:
+        raise UnusableError("it is empty")
+    try:
+        path.chmod(MODE)
+        opened = database.Database(path)
+    except OSError as error:
+        raise RecordError(f"The record {path} cannot be opened: {error.strerror}") from error
+    except database.DatabaseError as error:
+        raise _refused(error) from error
+    try:
+        opened.scan(lambda connection: _check(connection, path=path, boot_id=boot_id))
+    except database.DatabaseError as error:
+        opened.close()
+        raise _refused(error) from error
+    except (schema.ForeignFileError, ledger.DamagedError) as error:
+        opened.close()
+        raise UnusableError(str(error)) from error
+    except RecordError:
+        opened.close()
+        raise
+    return opened
+
+
+def create(path: Path, entries: Iterable[ledger.Entry]) -> int:
+    """Place a new record with those entries that do not contradict the ones before them; how many those are.
+
+    Nothing lies at the path, and the caller holds the lock of the record alone. It is made under another name and renamed,
+    so that a record is whole or not there. Raises RecordError.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        for suffix in ("", "-journal", *_LOG_FILES):
+            Path(f"{new}{suffix}").unlink(missing_ok=True)
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
+        with contextlib.closing(database.connect(new)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                schema.create(connection)
+                adopted = adopt(connection, entries)
+                crashpoints.reach(Point.RECOVER_BEFORE_COMMIT)
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise database.translated(error, new) from error
+        new.rename(path)
+        files.sync_directory(path.parent)
+    except OSError as error:
+        raise RecordError(f"The record {path} cannot be made: {error.strerror}") from error
+    except database.DatabaseError as error:
+        raise RecordError(f"The record {path} cannot be made: {error}") from error
+    return len(adopted)
+
+
+def adopt(connection: sqlite3.Connection, entries: Iterable[ledger.Entry]) -> tuple[ledger.Entry, ...]:
+    """Insert the entries of unknown claims whose devices are free, in the order given; those that were inserted."""
+    adopted = []
+    for entry in entries:
+        known = connection.execute("SELECT 1 FROM claims WHERE claim_uid = ?", (entry.claim.uid,)).fetchone()
+        places = ", ".join("?" for _ in entry.holds)
+        taken = connection.execute(f"SELECT 1 FROM holdings WHERE device IN ({places})", entry.holds).fetchone()  # noqa: S608
+        if known is None and taken is None:
+            insert(connection, entry)
+            adopted.append(entry)
+    return tuple(adopted)
+
+
+def insert(connection: sqlite3.Connection, entry: ledger.Entry) -> None:
+    """Write an entry and what it holds, in the transaction of the caller; fails where a device is held."""
+    connection.execute(
+        f"INSERT OR REPLACE INTO claims ({COLUMNS}) VALUES ({_PLACES})",  # noqa: S608 - names of columns, not input
+        ledger.to_columns(entry),
+    )
+    connection.executemany(
+        "INSERT INTO holdings (device, claim_uid) VALUES (?, ?)", [(device, entry.claim.uid) for device in entry.holds]
+    )
+
+
+def read_entries(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:
+    """All entries, by claim UID. Raises DamagedError."""
+    rows = connection.execute(f"SELECT {COLUMNS} FROM claims ORDER BY claim_uid").fetchall()  # noqa: S608
+    return tuple(ledger.from_columns(ledger.Columns(*row)) for row in rows)
+
+
+def move_aside(path: Path, *, now_s: float) -> Path | None:
+    """Put what there is of a record and its log out of the way under a name that tells when; that name, None if nothing
+    was there. A log without its record was left by a process that was killed just here.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    aside, number = path.with_name(f"{path.name}.damaged-{stamp}"), 0
+    while any(Path(f"{aside}{suffix}").exists() for suffix in _FILES):
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{stamp}.{number}")
+    moved = [suffix for suffix in _FILES if Path(f"{path}{suffix}").exists()]
+    for suffix in moved:
+        Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+    crashpoints.reach(Point.RECOVER_MOVED_ASIDE)
+    return aside if moved else None
+
+
+def _refused(error: database.DatabaseError) -> UnusableError | RecordError:
+    if error.damaged or error.foreign:
+        return UnusableError(str(error))
+    return RecordError(f"The record cannot be opened: {error}", retryable=True)
+
+
+def _check(connection: sqlite3.Connection, *, path: Path, boot_id: str) -> None:
+    schema.check(connection, path=path)
+    if (fault := schema.integrity(connection)) is not None:
+        raise ledger.DamagedError(fault)
+    entries = read_entries(connection)
+    holdings = dict(connection.execute("SELECT device, claim_uid FROM holdings").fetchall())
+    _check_holdings(entries, holdings, boot_id=boot_id)
+
+
+def _check_holdings(entries: Sequence[ledger.Entry], holdings: dict[str, str], *, boot_id: str) -> None:
+    """Holdings and rows say the same. Only a row of another boot may have lost a device to a later claim."""
+    said = {(device, str(entry.claim.uid)) for entry in entries for device in entry.holds}
+    needed = {(device, str(entry.claim.uid)) for entry in entries if entry.boot_id == boot_id for device in entry.holds}
+    kept = set(holdings.items())
+    if odd := (kept - said) | (needed - kept):
+        device, uid = min(odd)
+        raise ledger.DamagedError(f"rows and holdings differ about device {device!r} and claim {uid!r}")

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prepare room with a node of eight mock GPUs around it: claims in a folder of files, so that another process can read
+them too, and the whole composition that the agent has.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from discovery import address, model
+from driver import values
+from driver.errors import ApiError, ApiReason
+from driver.prepare import (
+    cdi,
+    cdidir,
+    collector,
+    devnodes,
+    epoch,
+    executor,
+    files,
+    locks,
+    nodespec,
+    plan,
+    rootfs,
+    store,
+)
+
+DRIVER = values.DRIVER_NAME
+POOL = "node-1"
+BOOT_ID = "11111111-2222-3333-4444-555555555555"
+ADDRESSES = tuple(address.PciAddress(0, 0x10 + number, 0, 0) for number in range(8))
+NAMES = tuple(values.gpu_device_name(place) for place in ADDRESSES)
+
+
+def ref(number: int, *, name: str | None = None) -> values.ClaimRef:
+    """A claim as kubelet names it."""
+    return values.ClaimRef(
+        uid=values.ClaimUid(f"0000{number:04d}-aaaa-4bbb-8ccc-0123456789ab"),
+        namespace="team-a",
+        name=name or f"claim-{number}",
+    )
+
+
+def result(device: str, *, request: str = "gpu", driver: str = DRIVER, pool: str = POOL, **more: Any) -> dict[str, Any]:
+    """One allocation result."""
+    return {"request": request, "driver": driver, "pool": pool, "device": device, **more}
+
+
+def claim(
+    named: values.ClaimRef, results: Sequence[dict[str, Any]], *, config: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """An allocated ResourceClaim as the API server gives it."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": named.name, "namespace": named.namespace, "uid": named.uid},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nearfield.dev"}}]}},
+        "status": {"allocation": {"devices": {"results": list(results), "config": list(config)}}},
+    }
+
+
+class ClaimFolder:
+    """An API server's claims, one file each; `down` makes it unreachable for every process that uses the folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.reads = 0
+        path.mkdir(parents=True, exist_ok=True)
+
+    def put(self, named: values.ClaimRef, document: Any) -> None:
+        """Make or replace a claim."""
+        self._file(named.namespace, named.name).write_text(json.dumps(document))
+
+    def allocate(self, named: values.ClaimRef, *devices: str) -> values.ClaimRef:
+        """Make a claim that has these devices, and name it."""
+        self.put(named, claim(named, [result(device) for device in devices]))
+        return named
+
+    def delete(self, named: values.ClaimRef) -> None:
+        """Delete a claim."""
+        self._file(named.namespace, named.name).unlink()
+
+    def down(self, *, is_down: bool) -> None:
+        """Make it unreachable, or reachable again."""
+        if is_down:
+            (self._path / "down").touch()
+        else:
+            (self._path / "down").unlink(missing_ok=True)
+
+    def get_claim(self, namespace: str, name: str, *, timeout_s: float) -> Any:
+        """As the API client."""
+        assert timeout_s > 0
+        self.reads += 1
+        if (self._path / "down").exists():
+            raise ApiError("the API server is not reached", reason=ApiReason.UNAVAILABLE)
+        try:
+            return json.loads(self._file(namespace, name).read_bytes())
+        except FileNotFoundError:
+            raise ApiError(f"claims {name!r} not found", reason=ApiReason.NOT_FOUND, status=404) from None
+
+    def _file(self, namespace: str, name: str) -> Path:
+        return self._path / f"{namespace}_{name}.json"
+
+
+class FixedIndex:
+    """Eight ready GPUs, until a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, plan.GpuDevice | plan.NotThere] = {
+            values.gpu_device_name(place): gpu(number) for number, place in enumerate(ADDRESSES)
+        }
+
+    def find(self, name: str) -> plan.GpuDevice | plan.NotThere:
+        """As the inventory's index."""
+        return self.devices.get(name) or plan.NotThere(reason="no GPU of this name is on this node", retryable=False)
+
+
+def gpu(number: int, *, state: model.GpuState = model.GpuState.READY, reason: str | None = None) -> plan.GpuDevice:
+    """One of the GPUs."""
+    return plan.GpuDevice(
+        name=NAMES[number], address=ADDRESSES[number], state=state, reason=reason, uuid=f"GPU-{number}", minor=number
+    )
+
+
+@dataclass
+class Reports:
+    """Remembers everything that is reported."""
+
+    done: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[values.ClaimRef, str]] = field(default_factory=list)
+    rebuilt: list[tuple[str, int]] = field(default_factory=list)
+    repaired: int = 0
+    collected: list[values.ClaimRef] = field(default_factory=list)
+
+    def claim_done(self, *, operation: str, result: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.done.append((operation, result))
+
+    def prepare_failed(self, claim: values.ClaimRef, *, message: str) -> None:
+        self.failed.append((claim, message))
+
+    def record_rebuilt(self, *, reason: str, claims: int) -> None:
+        self.rebuilt.append((reason, claims))
+
+    def cdi_file_repaired(self) -> None:
+        self.repaired += 1
+
+    def claim_collected(self, claim: values.ClaimRef, *, reason: str) -> None:
+        assert reason
+        self.collected.append(claim)
+
+
+class Rpc:
+    """A call with a deadline that a test can end early."""
+
+    def __init__(self, seconds: float = 45.0) -> None:
+        self._deadline = locks.Deadline(seconds)
+        self.cancelled = False
+
+    def remaining_s(self) -> float:
+        return self._deadline.remaining_s()
+
+    def over(self) -> bool:
+        return self.cancelled or self._deadline.over()
+
+
+class Agent:
+    """One instance of the prepare room on a node's folders, from start to stop (or to its death: just drop it)."""
+
+    def __init__(
+        self,
+        node: Path,
+        *,
+        boot_id: str = BOOT_ID,
+        wait_s: float = 2.0,
+        reserve_s: float = 0.5,
+        interval_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+        mock: bool = True,
+        root: Path = Path("/"),
+    ) -> None:
+        self.stop_event = threading.Event()
+        self.reports = Reports()
+        self.api = ClaimFolder(node / "claims")
+        self.index = FixedIndex()
+        self.dialect = cdi.Dialect(driver=DRIVER, mock=mock)
+        state, dev = node / "state", node / "dev"
+        files.make_private_directory(state)
+        if not dev.exists():
+            dev.mkdir()
+            for number in range(len(NAMES)):
+                (dev / f"nvidia{number}").touch()
+        place = executor.Node(dialect=self.dialect, pool=POOL, boot_id=boot_id)
+        self.locks = locks.Locks(state, stop=self.stop_event)
+        self.directory = cdidir.CdiDirectory(node / "cdi", dialect=self.dialect)
+        self.nodes = devnodes.DeviceNodes(dev, mock=mock)
+        self.record = store.Store(
+            state,
+            boot_id=boot_id,
+            salvage=lambda: self.directory.entries(boot_id=boot_id),
+            reports=self.reports,
+        )
+        self.node_spec = nodespec.NodeSpec(
+            self.directory,
+            dialect=self.dialect,
+            root=rootfs.DriverRoot(root, mount=root),
+            nodes=self.nodes,
+            node_locks=self.locks,
+            driver_version=lambda: None,
+        )
+        self.epoch = epoch.Epoch(state)
+        self.executor = executor.Executor(
+            place,
+            record=self.record,
+            directory=self.directory,
+            node_spec=self.node_spec,
+            nodes=self.nodes,
+            claim_locks=self.locks,
+            reader=self.api,
+            index=self.index,
+            reports=self.reports,
+            stop=self.stop_event,
+            wait_s=wait_s,
+            reserve_s=reserve_s,
+        )
+        self.collector = collector.Collector(
+            place,
+            record=self.record,
+            directory=self.directory,
+            node_spec=self.node_spec,
+            claim_locks=self.locks,
+            reader=self.api,
+            unpreparer=self.executor,
+            leadership=self.epoch,
+            reports=self.reports,
+            stop=self.stop_event,
+            interval_s=interval_s,
+            clock=clock,
+        )
+
+    def start(self) -> Agent:
+        """As at the start of the agent, before its sockets."""
+        self.record.open()
+        self.epoch.take(self.record)
+        self.collector.reconcile()
+        return self
+
+    def stop(self) -> None:
+        """As at its end. Idempotent."""
+        self.stop_event.set()
+        self.executor.wake()
+        self.record.close()
+        self.epoch.close()
+
+    def prepare(self, *refs: values.ClaimRef, seconds: float = 45.0) -> Any:
+        """The answer for one claim, or the answers for several."""
+        answers = self.executor.prepare(refs, Rpc(seconds))
+        return answers[refs[0].uid] if len(refs) == 1 else answers
+
+    def unprepare(self, *refs: values.ClaimRef, seconds: float = 45.0) -> Any:
+        """The answer for one claim, or the answers for several."""
+        answers = self.executor.unprepare(refs, Rpc(seconds))
+        return answers[refs[0].uid] if len(refs) == 1 else answers
+
+    def claim_files(self) -> set[str]:
+        """Names of all files in the CDI folder that are not the node's."""
+        return {path.name for path in self.directory.path.iterdir()} - {self.dialect.node_file}
+
+    def prepared_uids(self) -> set[str]:
+        """Claims in the record."""
+        return {entry.claim.uid for entry in self.record.rows()}

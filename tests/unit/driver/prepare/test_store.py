@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""store: the record. Aspects: rows and holders, cost, damage and rebuilding, newer versions, two instances, epochs,
+what was published, reading beside an agent.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from driver.errors import RecordError
+from driver.prepare import cdi, claims, ledger, plan, recordfile, schema, store
+from tests.fakes import preparing
+
+DIALECT = cdi.Dialect(driver=preparing.DRIVER, mock=True)
+
+
+def planned(number: int, *devices: int, admin: bool = False, boot_id: str = preparing.BOOT_ID) -> plan.PreparePlan:
+    allocation = claims.Allocation(
+        claim=preparing.ref(number),
+        results=tuple(
+            ledger.Result(request="gpu", pool=preparing.POOL, device=preparing.NAMES[device], admin=admin)
+            for device in devices
+        ),
+    )
+    made = plan.plan_prepare(
+        allocation, devices=preparing.FixedIndex().devices, holders={}, dialect=DIALECT, boot_id=boot_id
+    )
+    assert isinstance(made, plan.PreparePlan)
+    return made
+
+
+class Records:
+    """Instances of the record of one node, closed at the end; what CDI files would give back is `salvaged`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / store.FILE_NAME
+        self.salvaged: list[ledger.Entry] = []
+        self.reports = preparing.Reports()
+        self._made: list[store.Store] = []
+
+    def make(self, *, salvage: Callable[[], Iterable[ledger.Entry]] | None = None) -> store.Store:
+        """One more instance, not open yet."""
+        made = store.Store(
+            self.directory,
+            boot_id=preparing.BOOT_ID,
+            salvage=salvage or (lambda: self.salvaged),
+            reports=self.reports,
+        )
+        self._made.append(made)
+        return made
+
+    def opened(self) -> store.Store:
+        """One more instance that can be used."""
+        made = self.make()
+        assert made.open() is None
+        return made
+
+    def filled(self, *, claims_count: int = 5) -> bytes:
+        """A record of some claims, closed; its bytes."""
+        record = self.opened()
+        for number in range(claims_count):
+            record.put(planned(number, number), previous=None, timeout_s=5)
+        self.close()
+        return self.path.read_bytes()
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+        self._made.clear()
+
+    def aside(self) -> list[str]:
+        """Names of what was moved aside."""
+        return sorted(path.name for path in self.directory.iterdir() if "damaged" in path.name)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[Records]:
+    made = Records(tmp_path)
+    yield made
+    made.close()
+
+
+def uids(record: store.Store) -> set[str]:
+    return {entry.claim.uid for entry in record.rows()}
+
+
+def test_what_is_put_is_got_and_what_is_removed_is_gone(records: Records) -> None:
+    record = records.opened()
+    first, second = planned(1, 0, 1), planned(2, 2)
+    assert record.get(preparing.ref(1).uid) is None
+    record.put(first, previous=None, timeout_s=5)
+    record.put(second, previous=None, timeout_s=5)
+    assert record.get(preparing.ref(1).uid) == first.entry
+    assert record.rows() == (first.entry, second.entry)
+    assert record.count() == 2
+    assert record.held_devices() == frozenset(preparing.NAMES[:3])
+    holder = plan.Holder(claim=preparing.ref(1), boot_id=preparing.BOOT_ID, state=ledger.ClaimState.COMPLETED)
+    assert record.holders(preparing.NAMES[1:2] + preparing.NAMES[5:]) == {preparing.NAMES[1]: holder}
+    record.remove(first.entry, timeout_s=5)
+    assert record.rows() == (second.entry,)
+    assert record.held_devices() == frozenset(preparing.NAMES[2:3])
+    record.remove(first.entry, timeout_s=5)
+
+
+def test_rows_survive_a_restart(records: Records) -> None:
+    records.filled()
+    assert len(records.opened().rows()) == 5
+    assert records.reports.rebuilt == []
+
+
+def test_a_device_never_has_two_claims_whatever_is_asked(records: Records) -> None:
+    record = records.opened()
+    record.put(planned(1, 0), previous=None, timeout_s=5)
+    with pytest.raises(RecordError) as caught:
+        record.put(planned(2, 1, 0), previous=None, timeout_s=5)
+    assert caught.value.retryable
+    assert uids(record) == {preparing.ref(1).uid}
+    assert record.held_devices() == {preparing.NAMES[0]}
+    record.put(planned(3, 0, admin=True), previous=None, timeout_s=5)
+    assert record.held_devices() == {preparing.NAMES[0]}
+
+
+def test_a_claim_that_is_prepared_again_has_its_new_devices_only(records: Records) -> None:
+    record = records.opened()
+    old = planned(1, 0, 1, boot_id="before")
+    record.put(old, previous=None, timeout_s=5)
+    record.put(planned(1, 1, 2), previous=old.entry, timeout_s=5)
+    assert record.held_devices() == frozenset(preparing.NAMES[1:3])
+    assert record.count() == 1
+
+
+def test_a_displaced_holder_loses_that_device_only(records: Records) -> None:
+    record = records.opened()
+    old = planned(1, 0, 1, boot_id="before")
+    record.put(old, previous=None, timeout_s=5)
+    new = planned(2, 0)
+    displacing = plan.PreparePlan(entry=new.entry, displaced=((preparing.NAMES[0], old.entry.claim.uid),))
+    record.put(displacing, previous=None, timeout_s=5)
+    assert {name: holder.claim for name, holder in record.holders(preparing.NAMES).items()} == {
+        preparing.NAMES[0]: preparing.ref(2),
+        preparing.NAMES[1]: preparing.ref(1),
+    }
+    record.remove(old.entry, timeout_s=5)
+    assert record.held_devices() == {preparing.NAMES[0]}
+    records.close()
+    assert records.opened().count() == 1
+    assert records.reports.rebuilt == []
+
+
+def test_the_version_changes_with_every_change_by_anybody(records: Records) -> None:
+    first, second = records.opened(), records.opened()
+    before = second.version()
+    assert second.version() == before
+    first.put(planned(1, 0), previous=None, timeout_s=5)
+    between = second.version()
+    assert between != before
+    second.put(planned(2, 1), previous=None, timeout_s=5)
+    assert second.version() != between
+
+
+def test_nothing_on_the_path_of_a_claim_reads_all_rows(records: Records) -> None:
+    records.filled()
+    with closing(sqlite3.connect(records.path)) as connection:
+        for statement in (store._SELECT_ONE, store._SELECT_HOLDER):
+            steps = connection.execute(f"EXPLAIN QUERY PLAN {statement}", ("x",)).fetchall()
+            assert not [step for step in steps if "SCAN" in step[-1]], steps
+        steps = connection.execute(f"EXPLAIN QUERY PLAN {store._DELETE_HOLDING}", ("x", "y")).fetchall()
+        assert not [step for step in steps if "SCAN" in step[-1]], steps
+
+
+def test_only_the_agent_may_read_the_record(records: Records) -> None:
+    records.filled()
+    records.opened()
+    for path in records.directory.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "garbage": lambda data: random.Random(1).randbytes(len(data)),
+    "text": lambda _: b'{"prepared": []}\n' * 300,
+    "half a page": lambda data: data[:2000],
+    "one page": lambda data: data[:4096],
+    "half": lambda data: data[: len(data) // 2],
+    "one page less": lambda data: data[:-4096],
+    "zeros in front": lambda data: bytes(4096) + data[4096:],
+    "zeros behind": lambda data: data[:8192] + bytes(len(data) - 8192),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_record_is_moved_aside_and_rebuilt_from_cdi_files(records: Records, kind: str) -> None:
+    data = DAMAGE[kind](records.filled())
+    records.path.write_bytes(data)
+    Path(f"{records.path}-wal").write_bytes(b"log")
+    records.salvaged = [planned(number, number).entry for number in range(3)]
+    record = records.opened()
+    assert record.rows() == tuple(records.salvaged)
+    assert [count for _, count in records.reports.rebuilt] == [3]
+    (aside,) = (name for name in records.aside() if not name.endswith(("-wal", "-shm")))
+    assert records.directory.joinpath(aside).read_bytes() == data, "nothing is lost"
+    record.put(planned(7, 7), previous=None, timeout_s=5)
+    records.close()
+    assert len(records.opened().rows()) == 4
+    assert len(records.reports.rebuilt) == 1
+
+
+def test_another_applications_database_is_moved_aside(records: Records) -> None:
+    with closing(sqlite3.connect(records.path)) as connection:
+        connection.execute("CREATE TABLE claims (claim_uid TEXT PRIMARY KEY)")
+        connection.commit()
+    assert records.opened().rows() == ()
+    ((reason, _),) = records.reports.rebuilt
+    assert "application id" in reason
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE holdings",
+        "DROP TABLE meta",
+        "DELETE FROM meta",
+        "DELETE FROM holdings WHERE rowid IN (SELECT 1) OR device LIKE '%10-00-0'",
+        "UPDATE holdings SET device = 'gpu-0000-1f-00-0' WHERE device LIKE '%10-00-0'",
+        "UPDATE claims SET results = replace(results, '-10-', '-17-')",
+        "UPDATE claims SET devices = NULL_TEXT",
+        "UPDATE claims SET checksum = checksum + 1",
+    ],
+)
+def test_a_record_that_contradicts_itself_is_replaced(records: Records, statement: str) -> None:
+    records.filled()
+    statement = statement.replace("NULL_TEXT", "x'ff00'").replace("rowid IN (SELECT 1) OR ", "")
+    with closing(sqlite3.connect(records.path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+    records.salvaged = [planned(1, 1).entry]
+    assert records.opened().rows() == tuple(records.salvaged)
+    assert len(records.aside()) == 1
+
+
+def test_any_flipped_byte_is_harmless_or_found(records: Records, tmp_path: Path) -> None:
+    data = records.filled()
+    expected = records.opened().rows()
+    records.close()
+    chance = random.Random(20261129)
+    found = 0
+    for spot in chance.sample([spot for spot, byte in enumerate(data) if byte], 60):
+        flipped = bytearray(data)
+        flipped[spot] ^= 1 << chance.randrange(8)
+        for path in tmp_path.iterdir():
+            path.unlink()
+        records.path.write_bytes(flipped)
+        records.salvaged = list(expected)
+        record = records.opened()
+        assert record.rows() == expected
+        assert record.held_devices() == frozenset(preparing.NAMES[:5])
+        found += bool(records.aside())
+        records.close()
+    assert found > 20, "many of them hit what matters"
+
+
+def test_a_record_that_is_damaged_while_in_use_is_replaced_and_serving_goes_on(records: Records) -> None:
+    record = records.opened()
+    record.put(planned(1, 0), previous=None, timeout_s=5)
+    with closing(sqlite3.connect(records.path)) as connection:
+        connection.execute("UPDATE claims SET name = 'other'")
+        connection.commit()
+    records.salvaged = [planned(1, 0).entry]
+    with pytest.raises(RecordError) as caught:
+        record.get(preparing.ref(1).uid)
+    assert caught.value.retryable
+    assert record.get(preparing.ref(1).uid) == planned(1, 0).entry
+    assert len(records.reports.rebuilt) == 1
+
+
+def test_a_record_that_was_taken_away_is_made_again(records: Records) -> None:
+    record = records.opened()
+    record.put(planned(1, 0), previous=None, timeout_s=5)
+    records.salvaged = [planned(1, 0).entry]
+    records.path.unlink()
+    assert record.look_after() is None
+    assert record.rows() == tuple(records.salvaged)
+    assert records.path.exists()
+
+
+def test_files_that_contradict_each_other_give_each_device_once(records: Records) -> None:
+    records.salvaged = [
+        planned(1, 0, 1).entry,
+        planned(2, 1, 2).entry,
+        planned(1, 5).entry,
+        planned(3, 1, admin=True).entry,
+    ]
+    record = records.opened()
+    assert uids(record) == {preparing.ref(1).uid, preparing.ref(3).uid}
+    assert record.held_devices() == frozenset(preparing.NAMES[:2])
+
+
+def test_a_new_node_starts_with_an_empty_record_and_without_alarm(records: Records) -> None:
+    assert records.opened().rows() == ()
+    assert records.reports.rebuilt == []
+    assert records.aside() == []
+
+
+def set_versions(path: Path, *, version: int, min_reader: int) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version={version}")
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'min_reader'", (min_reader,))
+        connection.execute("ALTER TABLE claims ADD COLUMN colour TEXT NOT NULL DEFAULT 'green'")
+        connection.execute("CREATE TABLE shares (device TEXT)")
+        connection.commit()
+
+
+def test_a_newer_record_that_we_may_read_is_used(records: Records) -> None:
+    records.filled()
+    set_versions(records.path, version=9, min_reader=1)
+    record = records.opened()
+    assert len(record.rows()) == 5
+    record.put(planned(7, 7), previous=None, timeout_s=5)
+    assert record.count() == 6
+    assert records.reports.rebuilt == []
+
+
+def test_a_record_that_is_too_new_is_refused_and_never_touched(records: Records) -> None:
+    records.filled()
+    set_versions(records.path, version=9, min_reader=9)
+    before = records.path.read_bytes()
+    record = records.make()
+    problem = record.open()
+    assert problem is not None
+    assert "written by a newer version (schema 9, readable since 9" in problem
+    assert record.problem() == problem
+    with pytest.raises(RecordError) as caught:
+        record.get("x")
+    assert not caught.value.retryable
+    with pytest.raises(RecordError):
+        record.put(planned(7, 7), previous=None, timeout_s=5)
+    record.close()
+    assert records.path.read_bytes() == before
+    assert records.aside() == []
+
+
+def test_a_damaged_record_is_not_replaced_while_another_instance_uses_it(records: Records) -> None:
+    first = records.opened()
+    first.put(planned(1, 0), previous=None, timeout_s=5)
+    second = records.make()
+    data = records.path.read_bytes()
+    records.path.write_bytes(b"garbage" * 1000)
+    problem = second.open()
+    assert problem is not None
+    assert "while another instance of the agent is at work with it" in problem
+    assert records.aside() == []
+    with pytest.raises(RecordError) as caught:
+        second.get("x")
+    assert caught.value.retryable
+    first.close()
+    records.salvaged = [planned(1, 0).entry]
+    assert second.look_after() is None
+    assert second.problem() is None
+    assert second.rows() == tuple(records.salvaged)
+    assert data
+
+
+def test_two_instances_use_one_record(records: Records) -> None:
+    first, second = records.opened(), records.opened()
+    first.put(planned(1, 0), previous=None, timeout_s=5)
+    assert second.get(preparing.ref(1).uid) is not None
+    with pytest.raises(RecordError):
+        second.put(planned(2, 0), previous=None, timeout_s=5)
+    second.put(planned(3, 3), previous=None, timeout_s=5)
+    assert first.count() == 2
+
+
+def test_a_row_is_adopted_only_where_nothing_speaks_against_it(records: Records) -> None:
+    record = records.opened()
+    record.put(planned(1, 0), previous=None, timeout_s=5)
+    assert record.adopt(planned(2, 1).entry)
+    assert not record.adopt(planned(2, 5).entry)
+    assert not record.adopt(planned(3, 0).entry)
+    assert uids(record) == {preparing.ref(1).uid, preparing.ref(2).uid}
+
+
+def test_every_epoch_is_higher_than_all_before(records: Records) -> None:
+    record = records.opened()
+    assert [record.next_epoch(0), record.next_epoch(0), record.next_epoch(41), record.next_epoch(0)] == [1, 2, 42, 43]
+    records.close()
+    assert records.opened().next_epoch(7) == 44
+
+
+def test_what_was_published_is_remembered(records: Records) -> None:
+    record = records.opened()
+    assert record.load_published() == {}
+    record.save_published({"gpu-b": {"uuid": "B"}, "gpu-a": {"uuid": "A"}})
+    record.save_published({"gpu-a": {"uuid": "A", "list": [1]}})
+    records.close()
+    assert records.opened().load_published() == {"gpu-a": {"uuid": "A", "list": [1]}}
+
+
+def test_a_published_device_that_cannot_be_read_costs_that_one_only(records: Records) -> None:
+    record = records.opened()
+    record.save_published({"gpu-a": {"uuid": "A"}, "gpu-b": {"uuid": "B"}, "gpu-c": {}})
+    with closing(sqlite3.connect(records.path)) as connection:
+        connection.execute("UPDATE published SET body = '{' WHERE device = 'gpu-a'")
+        connection.execute("UPDATE published SET body = '[]' WHERE device = 'gpu-c'")
+        connection.commit()
+    assert record.load_published() == {"gpu-b": {"uuid": "B"}}
+
+
+def test_a_closed_record_refuses(records: Records) -> None:
+    record = records.opened()
+    record.close()
+    with pytest.raises(RecordError, match="closed"):
+        record.rows()
+    assert record.problem() == "The record is closed"
+
+
+def test_a_record_in_a_folder_that_is_gone_is_refused_with_its_path(records: Records, tmp_path: Path) -> None:
+    record = records.make()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    tmp_path.rmdir()
+    assert str(records.path) in (record.open() or "")
+    tmp_path.mkdir()
+
+
+def test_a_reader_leaves_no_trace_in_a_record_that_nobody_uses(records: Records) -> None:
+    records.filled()
+    before = {path.name: path.read_bytes() for path in records.directory.iterdir()}
+    assert len(store.read_rows(records.path)) == 5
+    assert len(store.read_rows(records.directory)) == 5
+    assert {path.name: path.read_bytes() for path in records.directory.iterdir()} == before
+
+
+def test_a_reader_sees_what_a_running_agent_has_committed_and_does_not_disturb_it(records: Records) -> None:
+    record = records.opened()
+    record.put(planned(1, 0), previous=None, timeout_s=5)
+    assert [entry.claim for entry in store.read_rows(records.directory)] == [preparing.ref(1)]
+    record.put(planned(2, 1), previous=None, timeout_s=5)
+    assert len(store.read_rows(records.directory)) == 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage" * 1000])
+def test_a_reader_says_what_is_wrong_and_repairs_nothing(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / store.FILE_NAME
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RecordError) as caught:
+        store.read_rows(tmp_path)
+    assert str(path) in str(caught.value)
+    assert (path.read_bytes() if path.exists() else None) == content
+
+
+def test_a_record_that_was_not_finished_is_made_again(records: Records, tmp_path: Path) -> None:
+    records.salvaged = [planned(1, 0).entry]
+    new = tmp_path / f"{store.FILE_NAME}.new"
+    new.write_bytes(b"half")
+    Path(f"{new}-journal").write_bytes(b"half")
+    assert records.opened().rows() == tuple(records.salvaged)
+    assert not new.exists()
+
+
+def test_the_file_says_whose_it_is_and_who_may_read_it(records: Records) -> None:
+    records.filled()
+    with closing(sqlite3.connect(records.path)) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (ledger.VERSION,)
+        assert connection.execute("SELECT value FROM meta WHERE key = 'min_reader'").fetchone() == (
+            ledger.READABLE_SINCE,
+        )
+        for row in connection.execute(f"SELECT {recordfile.COLUMNS} FROM claims"):
+            for text in row[5:9]:
+                json.loads(text)
