@@ -34,6 +34,7 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO}
 _T = TypeVar("_T")
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")
+_MASK = re.compile(r"[0-9a-fA-F]+")
 _CPU_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
@@ -120,6 +121,17 @@ class Sysfs:
         except ValueError as err:
             raise _malformed(path, f"holds {text[:40]!r}, not a list of numbers") from err
 
+    def cpu_mask(self, path: str) -> tuple[int, ...] | None:
+        """A bitmap of CPUs as the kernel prints it: hexadecimal words with commas between, the highest CPU first."""
+        text = self.text(path)
+        if text is None:
+            return None
+        digits = text.replace(",", "")
+        if not _MASK.fullmatch(digits) or len(digits) > MAX_CPUS // 4:
+            raise _malformed(path, f"holds {text[:40]!r}, not a bitmap")
+        mask = int(digits, 16)
+        return tuple(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
+
     def link(self, path: str) -> str | None:
         """The target of a symbolic link, as it stands there."""
         try:
@@ -185,6 +197,10 @@ class Directory:
     def cpu_list(self, name: str) -> tuple[int, ...] | None:
         """A list of CPUs."""
         return self._noted(self._sysfs.cpu_list, name)
+
+    def cpu_mask(self, name: str) -> tuple[int, ...] | None:
+        """A bitmap of CPUs."""
+        return self._noted(self._sysfs.cpu_mask, name)
 
     def read(self, name: str) -> bytes | None:
         """Raw bytes."""

@@ -100,8 +100,8 @@ def driver_gpu(files: sysfs.Sysfs, where: PciAddress, found: findings.Findings) 
 
 
 def _sockets(cpus: sysfs.Directory, online: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
-    """The online CPUs of each physical package. One CPU tells the others of its package (`core_siblings_list`, which kernels
-    from 5.3 on also call `package_cpus_list`), so that hundreds of CPUs take a handful of reads.
+    """The online CPUs of each physical package. One CPU tells the others of its package (`core_siblings`, on kernels from 5.3
+    on also `package_cpus`), so that hundreds of CPUs take a handful of reads.
     """
     sockets: dict[int, set[int]] = {}
     known: set[int] = set()
@@ -111,7 +111,7 @@ def _sockets(cpus: sysfs.Directory, online: tuple[int, ...]) -> dict[int, tuple[
         topology = cpus.below(f"cpu{cpu}/topology")
         package = topology.number("physical_package_id")
         if package is not None and package >= 0:
-            told = topology.cpu_list("core_siblings_list") or topology.cpu_list("package_cpus_list") or ()
+            told = topology.cpu_mask("core_siblings") or topology.cpu_mask("package_cpus") or ()
             members = {cpu, *told}.intersection(online) - known
             sockets.setdefault(package, set()).update(members)
             known.update(members)

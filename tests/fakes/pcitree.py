@@ -96,4 +96,4 @@ class Tree:
             for cpu in sysfs.parse_list(cpus):
                 topology = f"sys/devices/system/cpu/cpu{cpu}/topology"
                 self.write(f"{topology}/physical_package_id", str(package))
-                self.write(f"{topology}/core_siblings_list", cpus)
+                self.write(f"{topology}/core_siblings", f"{sum(1 << member for member in sysfs.parse_list(cpus)):08x}")

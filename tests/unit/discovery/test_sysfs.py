@@ -134,6 +134,21 @@ def test_a_directory_notes_what_is_broken_and_goes_on(tree: pcitree.Tree) -> Non
     assert {(finding.code, finding.subject) for finding in found.result()} == {("sysfs-malformed", "0000:01:00.0")}
 
 
+@pytest.mark.parametrize(
+    ("content", "cpus"),
+    [("00000000,0000000f", (0, 1, 2, 3)), ("80000001,00000000", (32, 63)), ("0", ()), ("00000000,00000000", ())],
+)
+def test_bitmaps_of_cpus(tree: pcitree.Tree, content: str, cpus: tuple[int, ...]) -> None:
+    tree.write("sys/mask", content)
+    assert tree.files().cpu_mask("sys/mask") == cpus
+
+
+@pytest.mark.parametrize("content", ["", "xyz", "0x1", "f" * 20_000])
+def test_what_is_no_bitmap_is_malformed(tree: pcitree.Tree, content: str) -> None:
+    tree.write("sys/mask", content)
+    assert kind_of(tree, "cpu_mask", "sys/mask") == "malformed"
+
+
 @given(st.sets(st.integers(0, sysfs.MAX_CPUS - 1), max_size=30))
 def test_lists_of_cpus(cpus: set[int]) -> None:
     assert sysfs.parse_list(",".join(map(str, sorted(cpus)))) == tuple(sorted(cpus))
