@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A KubeletServer with fakes behind it as a process of its own, for tests that kill one.
+
+    python -m tests.fakes.kubelet_process KUBELET_DIR [POD_UID]
+
+Prints `registered` and serves until SIGTERM; an error goes to stderr, with exit status 1.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from driver.errors import SocketError
+from driver.kubelet import server
+from tests.fakes import kubelet_side
+
+DRIVER = "gpu.nearfield.dev"
+
+
+def main(kubelet_dir: Path, pod_uid: str | None) -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
+    kubelet = server.KubeletServer(
+        driver_name=DRIVER,
+        registry_dir=kubelet_dir / "plugins_registry",
+        plugin_dir=kubelet_dir / "plugins" / DRIVER,
+        pod_uid=pod_uid,
+        preparer=kubelet_side.FakePreparer(),
+        health=kubelet_side.FakeHealth(kubelet_side.healthy()),
+        observer=kubelet_side.Calls(),
+        lock_timeout_s=0.2,
+    )
+    try:
+        kubelet.start()
+        kubelet.registration()
+    except SocketError as error:
+        sys.exit(str(error))
+    print("registered", flush=True)
+    stop.wait()
+    kubelet.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
