@@ -35,8 +35,10 @@ class Library:
     """The functions of libnvidia-ml over one rendered machine. Pointers are made at first use and live as long as this."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self._file = live.LiveFile(directory)
-        self._driver = Driver(self._file, clock=clock)
+        file = live.LiveFile(directory)
+        nvml = file.read().nvml
+        self._missing = () if nvml is None else nvml.system.missing_functions
+        self._driver = Driver(file, clock=clock)
         self._thunks: list[object] = []
         self._strings = {status: ctypes.create_string_buffer(text) for status, text in abi.ERROR_STRINGS.items()}
 
@@ -44,7 +46,7 @@ class Library:
         thunk = self._own(name)
         if thunk is None:
             function = FUNCTIONS.get(name)
-            if function is None or name in self._missing():
+            if function is None or name in self._missing:
                 raise AttributeError(f"libnvidia-ml of this machine has no {name}")
             thunk = self._thunk(name, function)
         pointer = _UNTYPED(ctypes.cast(thunk, ctypes.c_void_p).value or 0)
@@ -74,10 +76,6 @@ class Library:
 
     def _error_string(self, status: int) -> int:
         return ctypes.addressof(self._strings.get(status, self._strings[abi.UNKNOWN]))
-
-    def _missing(self) -> tuple[str, ...]:
-        nvml = self._file.read().nvml
-        return () if nvml is None else nvml.system.missing_functions
 
     def _thunk(self, name: str, function: call.Function) -> Any:
         driver, body = self._driver, function.body

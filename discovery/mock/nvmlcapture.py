@@ -8,6 +8,7 @@ the library has not are listed, so that a replay answers as the library did.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,8 @@ from discovery.mock import abi, library, state
 _TEXT_BYTES = 256
 _NO_GPUS = 1
 _ABSENT = (abi.NOT_SUPPORTED, abi.FUNCTION_NOT_FOUND)
+_BY_INDEX = "nvmlDeviceGetHandleByIndex_v2"
+_BY_PCI = "nvmlDeviceGetHandleByPciBusId_v2"
 
 _TEXTS = {
     "uuid": "nvmlDeviceGetUUID",
@@ -98,20 +101,18 @@ def _read(client: _Client, on_the_bus: Iterable[PciAddress]) -> state.Nvml:
     count = client.number("nvmlDeviceGetCount_v2", ctypes.c_uint) or 0
     system_errors = client.taken_errors()
     handles: dict[PciAddress, ctypes.c_void_p] = {}
+    refused: list[int] = []
     for index in range(count):
-        handle = ctypes.c_void_p()
-        info = abi.PciInfo()
-        found = client.ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-        if found and client.ask("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info)):
-            handles[PciAddress(info.domain, info.bus, info.device, 0)] = handle
-    client.taken_errors()
-    gpus = [_gpu(client, pci, handle, handles) for pci, handle in handles.items()]
+        pci, handle = _by_index(client, index)
+        refused += client.taken_errors().values()
+        if pci is not None:
+            handles[pci] = handle
+    gpus = {pci: _gpu(client, pci, handle, handles) for pci, handle in handles.items()}
     for pci in sorted(set(on_the_bus) - handles.keys()):
-        handle = ctypes.c_void_p()
-        client.ask("nvmlDeviceGetHandleByPciBusId_v2", ctypes.c_char_p(str(pci).encode()), ctypes.byref(handle))
-        errors = client.taken_errors()
-        if errors.get("nvmlDeviceGetHandleByPciBusId_v2", abi.NOT_FOUND) != abi.NOT_FOUND:
-            gpus.append(state.Gpu(pci=pci, pci_device_id=0, errors=errors))
+        gpu = _unlisted(client, pci, handles)
+        if gpu is not None:  # NVML has it, but did not give it by index: in order of address, as NVML counts
+            by_index = {_BY_INDEX: refused.pop(0)} if refused else {}
+            gpus[pci] = dataclasses.replace(gpu, errors={**gpu.errors, **by_index})
     return state.Nvml(
         system=state.System(
             driver_version=driver_version,
@@ -120,8 +121,28 @@ def _read(client: _Client, on_the_bus: Iterable[PciAddress]) -> state.Nvml:
             missing_functions=tuple(sorted(client.missing_of(library.FUNCTIONS))),
             errors=system_errors,
         ),
-        gpus=tuple(gpus),
+        gpus=tuple(gpu for _pci, gpu in sorted(gpus.items())),
     )
+
+
+def _by_index(client: _Client, index: int) -> tuple[PciAddress | None, ctypes.c_void_p]:
+    handle = ctypes.c_void_p()
+    info = abi.PciInfo()
+    if client.ask(_BY_INDEX, ctypes.c_uint(index), ctypes.byref(handle)) and client.ask(
+        "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info)
+    ):
+        return PciAddress(info.domain, info.bus, info.device, 0), handle
+    return None, handle
+
+
+def _unlisted(client: _Client, pci: PciAddress, handles: dict[PciAddress, ctypes.c_void_p]) -> state.Gpu | None:
+    """A GPU that NVML did not give by its index; None where NVML does not have it at all."""
+    handle = ctypes.c_void_p()
+    client.ask(_BY_PCI, ctypes.c_char_p(str(pci).encode()), ctypes.byref(handle))
+    errors = client.taken_errors()
+    if not errors:
+        return _gpu(client, pci, handle, handles)
+    return None if errors[_BY_PCI] == abi.NOT_FOUND else state.Gpu(pci=pci, pci_device_id=0, errors=errors)
 
 
 def _gpu(

@@ -22,7 +22,7 @@ _SKELETON = (
 )
 """Directories that every kernel has, even with nothing in them."""
 
-_COME_AND_GO = ("sys/devices/pci", "sys/module/", "sys/kernel/iommu_groups/", "proc/driver/nvidia")
+_COME_AND_GO = ("sys/devices/", "sys/module/", "sys/kernel/iommu_groups/", "proc/driver/nvidia", "dev/nvidia")
 """Where a directory vanishes with its last file: those of devices, modules and groups."""
 
 
@@ -51,7 +51,7 @@ def remove(root: Path, path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         (root / path).unlink()
     directory = posixpath.dirname(path)
-    while directory.startswith(_COME_AND_GO):
+    while directory.startswith(_COME_AND_GO) and directory not in _SKELETON:
         try:
             (root / directory).rmdir()
         except OSError:

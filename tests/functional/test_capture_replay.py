@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capturing a machine and replaying it gives what the live machine gives, redacted the same way.
+
+- on this very machine, whatever it is
+- on every machine of the zoo, healthy and with faults
+- a capture takes everything that the prober reads
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from discovery import codec, model, options, probe, sysfs
+from discovery.address import parse
+from discovery.mock import capture, fault, faults, library, recording, redact, render, zoo
+from discovery.mock.fault import Fault, Kind
+from tests.fakes import mockmachine
+
+
+def _look(
+    *, sys: Path, proc: Path, dev: Path, given: object | None, trace: sysfs.Trace | None = None
+) -> model.Snapshot:
+    machine = probe.Machine(
+        files=sysfs.Sysfs(sys=sys, proc=proc, trace=trace),
+        dev=dev,
+        library=given,
+        origin=model.Origin.RECORDING,
+        options=options.ProbeOptions(),
+        clock=lambda: 0.0,
+    )
+    try:
+        return machine.probe()
+    finally:
+        machine.close()
+
+
+def _assert_replay_is_alike(
+    tmp_path: Path, *, sys: Path, proc: Path, dev: Path, given: object | None
+) -> model.Snapshot:
+    redaction = redact.Redaction()
+    captured = capture.capture(sys=sys, proc=proc, dev=dev, library=given, redaction=redaction)
+    live = _look(sys=sys, proc=proc, dev=dev, given=given)
+    file = tmp_path / "captured.json.gz"
+    file.write_bytes(gzip.compress(recording.dump(captured)))
+    tree = render.render(zoo.load(str(file)), tmp_path / "replayed")
+    replayed = _look(sys=tree.sys, proc=tree.proc, dev=tree.dev, given=library.Library(tree.directory))
+    assert replayed == codec.from_json(json.loads(redaction.text(json.dumps(codec.to_json(live)))))
+    return replayed
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    seen = _assert_replay_is_alike(tmp_path, sys=Path("/sys"), proc=Path("/proc"), dev=Path("/dev"), given=None)
+    assert seen.host.online_cpus
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_machine_of_the_zoo(name: str, tmp_path: Path) -> None:
+    tree = render.render(zoo.load(name), tmp_path / "machine")
+    given = library.Library(tree.directory)
+    seen = _assert_replay_is_alike(tmp_path, sys=tree.sys, proc=tree.proc, dev=tree.dev, given=given)
+    assert all(gpu.state is model.GpuState.READY for gpu in seen.gpus)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Fault(kind=Kind.GPU_LOST, target=mockmachine.GPU0),
+        Fault(kind=Kind.FALLEN_OFF, target=mockmachine.GPU1),
+        Fault(kind=Kind.VFIO_BOUND, target=mockmachine.GPU0),
+        Fault(kind=Kind.NO_DRIVER),
+        Fault(kind=Kind.NO_DRIVER, target=mockmachine.GPU1),
+        Fault(kind=Kind.NUMA_UNKNOWN),
+        Fault(kind=Kind.LINK_DOWN, target=mockmachine.NIC),
+        Fault(kind=Kind.LINK_DOWN, target=mockmachine.GPU0, link=0),
+        Fault(kind=Kind.NARROW_LINK, target=mockmachine.GPU1, width=2),
+        Fault(kind=Kind.NVML_ERROR, target=mockmachine.GPU0, function="nvmlDeviceGetNumGpuCores", error=999),
+        Fault(kind=Kind.NVML_ERROR, target=mockmachine.GPU0, function="nvmlDeviceGetUUID", error=999),
+        Fault(kind=Kind.NVML_ERROR, function="nvmlInitWithFlags", error=18),
+    ],
+    ids=lambda item: f"{item.kind}-{item.target}-{item.function}",
+)
+def test_a_machine_with_a_fault(broken: fault.Fault, tmp_path: Path) -> None:
+    tree = mockmachine.rendered(tmp_path / "machine")
+    faults.apply(tree.directory, [broken])
+    given = library.Library(tree.directory)
+    seen = _assert_replay_is_alike(tmp_path, sys=tree.sys, proc=tree.proc, dev=tree.dev, given=given)
+    healthy = mockmachine.rendered(tmp_path / "healthy")
+    assert seen != _look(sys=healthy.sys, proc=healthy.proc, dev=healthy.dev, given=library.Library(healthy.directory))
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "gb200-tray"])
+def test_a_capture_takes_everything_that_the_prober_reads(name: str, tmp_path: Path) -> None:
+    tree = render.render(zoo.load(name), tmp_path)
+    read: set[str] = set()
+
+    def note(path: str, kind: str, _data: object) -> None:
+        if kind != "list":
+            read.add(path)
+
+    _look(sys=tree.sys, proc=tree.proc, dev=tree.dev, given=library.Library(tree.directory), trace=note)
+    taken = recording.Tree(capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev).files)
+    followed = {path: taken.resolve(path.rpartition("/")[0]) for path in read}
+    missing = {
+        path
+        for path in read - taken.files.keys()
+        if f"{followed[path]}/{path.rpartition('/')[2]}" not in taken.files and not path.startswith("sys/class/net/lo")
+    }
+    assert missing == set()
+
+
+def test_a_capture_is_no_description_of_this_machine_to_act_upon(tmp_path: Path) -> None:
+    """Whoever captured a node can take its GPUs away in the replay, without touching the node."""
+    tree = mockmachine.rendered(tmp_path / "machine")
+    captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev, library=library.Library(tree.directory))
+    replayed = render.render(captured, tmp_path / "replayed")
+    faults.apply(replayed.directory, [Fault(kind=Kind.FALLEN_OFF, target=parse(str(mockmachine.GPU0)))])
+    assert (tree.sys / "bus/pci/devices" / str(mockmachine.GPU0)).exists()
+    assert not (replayed.sys / "bus/pci/devices" / str(mockmachine.GPU0)).exists()
