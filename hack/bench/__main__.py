@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -105,5 +106,11 @@ def _run(names: Sequence[str], options: bench.Options, directory: Path) -> tuple
     )
 
 
+def _terminated(number: int, _: object) -> None:
+    """End as if by an error, so that everything started is ended too."""
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminated)
     sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,9 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
@@ -47,12 +49,14 @@ func run(o options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	config, err := loadConfig(o.kubeconfig)
 	if err != nil {
 		return err
 	}
 	// As shipped, client-go lets 5 requests a second through; that would be all this benchmark could see.
 	config.QPS = -1
+	// The stand-in speaks JSON only. Protobuf would save some 0.05 ms in the decoding of a claim.
+	config.ContentType = runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
@@ -86,4 +90,22 @@ func run(o options) error {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// loadConfig keeps the token also for a server without TLS, where clientcmd drops credentials. The stand-in is one.
+func loadConfig(kubeconfig string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	file, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	if current, found := file.Contexts[file.CurrentContext]; found {
+		if user, found := file.AuthInfos[current.AuthInfo]; found && config.BearerToken == "" {
+			config.BearerToken = user.Token
+		}
+	}
+	return config, nil
 }
