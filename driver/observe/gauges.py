@@ -17,7 +17,9 @@ from driver.observe import catalog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What stands on the API server for this node. `tainted`: reason -> number of devices."""
+    """What stands on the API server for this node. `generation` is None or 0 before the first write of a slice; `tainted`:
+    reason -> number of devices.
+    """
 
     slices: int = 0
     generation: int | None = None
@@ -75,7 +77,7 @@ def read(state: AgentState, *, pool: str, samples: Iterable[model.GpuSample]) ->
             yield from _free_sets(now.snapshot, recorded.devices)
     published = state.published()
     yield Reading(metric=catalog.SLICES_PUBLISHED, value=published.slices)
-    if published.generation is not None:
+    if published.generation:
         yield Reading(metric=catalog.SLICE_GENERATION, value=published.generation)
     yield from _counted(catalog.DEVICE_TAINTED, published.tainted)
     yield Reading(metric=catalog.KUBELET_REGISTERED, value=state.registered())

@@ -62,7 +62,7 @@ class State:
     """An agent as the metrics see it."""
 
     known: inventory.InventoryState = field(default_factory=inventory.InventoryState)
-    on_server: gauges.Published = field(default_factory=gauges.Published)
+    on_server: gauges.Published = field(default_factory=lambda: gauges.Published(generation=0))
     on_disk: gauges.Recorded | None = field(default_factory=gauges.Recorded)
 
     def inventory(self) -> inventory.InventoryState:
@@ -206,7 +206,9 @@ def test_the_state_is_read_at_the_scrape() -> None:
     finding = model.Finding(code="x", severity=model.Severity.WARNING, subject="s", message="m")
     state = State()
     metrics = watching(state)
-    assert "nearfield_devices" not in scrape(metrics)
+    before = scrape(metrics)
+    assert "nearfield_devices" not in before
+    assert "nearfield_slice_generation" not in before
     state.known = inventory.InventoryState(
         snapshot=snapshot(
             gpu("0000:1b:00.0", distance=model.PathClass.PIX),
