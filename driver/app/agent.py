@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from discovery import sysfs
 from discovery.child import Prober
-from discovery.errors import DocumentError, SourceError
+from discovery.errors import SourceError
 from driver import config, inventory
 from driver.app import hardware, late, reports, state
 from driver.errors import ConfigError, DriverError
@@ -60,7 +60,7 @@ class Agent:
         self._stop.set()
 
     def run(self) -> int:
-        """Serve until stopped; the exit status. Raises ConfigError, DocumentError or DriverError where it cannot go on."""
+        """Serve until stopped; the exit status. Raises ConfigError or DriverError where it cannot go on."""
         with contextlib.ExitStack() as stack:
             self._build(stack)
             self._stop.wait()
@@ -185,7 +185,7 @@ class Agent:
         def guarded() -> None:
             try:
                 work()
-            except (ConfigError, DocumentError) as error:
+            except ConfigError as error:
                 self._fail(error)
             except Exception as error:
                 logger.exception("Thread %s ended", name)
@@ -270,8 +270,9 @@ class Agent:
             http.Server(listener, built[option][0], name=option.strip("-"), loopback_only=built[option][1])
             for option, listener in listeners.items()
         ]
-        for serving in servers:
+        for option, serving in zip(listeners, servers, strict=True):
             serving.start()
+            logger.info("Serving %s on port %d", option.strip("-"), serving.port)
 
         def stop() -> None:
             for serving in servers:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from discovery import child
 from discovery.address import PciAddress
-from discovery.errors import DocumentError, ProbeError
+from discovery.errors import ProbeError
 from driver import config
+from driver.errors import ConfigError
 
 RENDER_TIMEOUT_S = 60.0
 _USAGE = 2
@@ -41,7 +42,7 @@ def prober(settings: config.Settings, *, rails: Mapping[PciAddress, int]) -> chi
 def render(settings: config.Settings) -> None:
     """Render the mock machine, if there is one, in a process of its own: only that one needs what reads documents.
 
-    Raises DocumentError where the machine is not usable, ProbeError where rendering failed.
+    Raises ConfigError where --mock names no usable machine, ProbeError where rendering failed.
     """
     if settings.mock is None:
         return
@@ -59,6 +60,6 @@ def render(settings: config.Settings) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProbeError(f"The mock machine {settings.mock} could not be rendered: {error}") from error
     if done.returncode == _USAGE:
-        raise DocumentError(f"--mock {done.stderr.strip()}")
+        raise ConfigError(f"--mock {done.stderr.strip()}")
     if done.returncode:
         raise ProbeError(f"The mock machine {settings.mock} could not be rendered: {done.stderr.strip()}")
