@@ -5,6 +5,9 @@ Fields are camelCase; None is left out, as unknown is absent; enums are their va
 mapping their text. Reading is strict, because the text may come from a file or a crashed process: a wrong type, a number
 that no kernel writes, a missing field without a default, all raise DocumentError with the place (`$.gpus[3].pci.address`).
 
+Types are compiled once into functions that write and read them, because a Snapshot has ten thousand values and passes
+through here at every probe.
+
 Compatibility of Snapshots: a reader ignores fields it does not know (a newer writer may add some) and takes the default
 of fields that are missing (an older writer had none). A change of meaning raises `model.SNAPSHOT_VERSION`, and a document
 of a higher version is refused. Every other value is read with unknown fields refused.
@@ -15,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import math
 import pathlib
 import types
 import typing
@@ -30,8 +32,12 @@ KIND = "Snapshot"
 _INT_LIMIT = 1 << 64
 """No counter of a kernel or of NVML is wider; a longer number in a document is an attack or a mistake."""
 
+_KEPT_LENGTH = 32
+"""Longer texts are no addresses, and not worth remembering."""
+
 T = TypeVar("T")
-_Reader = Callable[[Any, str], Any]
+_Writer = Callable[[Any], Any]
+_Reader = Callable[[Any], Any]
 _TEXT_FORMS: dict[Any, Callable[[str], Any]] = {
     address.PciAddress: address.parse,
     address.HostBridge: address.parse_host_bridge,
@@ -71,23 +77,15 @@ def same_content(a: model.Snapshot, b: model.Snapshot) -> bool:
 
 
 def encode(value: object) -> Any:
-    """JSON of any value made of frozen dataclasses, enums, tuples, mappings, addresses and plain scalars."""
-    match value:
-        case enum.Enum():
-            return value.value
-        case str() | bool() | int() | float() | None:
-            return value
-        case tuple() | list():
-            return [encode(item) for item in value]
-        case address.PciAddress() | pathlib.PurePath():
-            return str(value)
-        case Mapping():
-            return {str(encode(key)): encode(item) for key, item in value.items()}
-    if not dataclasses.is_dataclass(value):
-        raise TypeError(f"{type(value).__name__} has no JSON form")
-    cls: Any = type(value)
-    fields = ((name, getattr(value, attribute)) for attribute, name in _names(cls))
-    return {name: encode(item) for name, item in fields if item is not None}
+    """JSON of any value made of frozen dataclasses, enums, tuples, mappings, addresses and plain scalars. The types of a
+    dataclass's fields are taken at their word.
+    """
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(encode(key)): encode(item) for key, item in value.items()}
+    hint: Any = type(value)
+    return _writer(hint)(value)
 
 
 def decode(cls: type[T], obj: object, *, place: str, ignore_unknown: bool = False) -> T:
@@ -96,13 +94,52 @@ def decode(cls: type[T], obj: object, *, place: str, ignore_unknown: bool = Fals
     Raises DocumentError with the place of the first thing that does not fit.
     """
     hint: Any = cls
-    value: T = _reader(hint, ignore_unknown)(obj, place)
+    read = _reader(hint, ignore_unknown)
+    try:
+        value: T = read(obj)
+    except _MisfitError as misfit:
+        raise errors.DocumentError(f"{place}{''.join(reversed(misfit.place))}: {misfit}") from None
     return value
 
 
+class _MisfitError(Exception):
+    """Something does not fit; every reader that it passes adds its part of the place, innermost first."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.place: list[str] = []
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _value_of(value: Any) -> Any:
+    return value.value
+
+
+def _optional_argument(hint: Any) -> Any:
+    """X of `X | None`; None for any other type."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        inner = [argument for argument in typing.get_args(hint) if argument is not type(None)]
+        if len(inner) == 1:
+            return inner[0]
+    return None
+
+
 @functools.cache
-def _names(cls: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((field.name, _camel(field.name)) for field in dataclasses.fields(cls))
+def _fields(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
+    """Attribute, name in JSON, type, and whether it has a default, of each field of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    return tuple(
+        (
+            field.name,
+            _camel(field.name),
+            hints[field.name],
+            field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(cls)
+    )
 
 
 def _camel(name: str) -> str:
@@ -111,35 +148,89 @@ def _camel(name: str) -> str:
 
 
 @functools.cache
+def _writer(hint: Any) -> _Writer:
+    """The function that writes one type. Types are a closed set of the program: an unknown one is a TypeError."""
+    if hint in (str, bool, int, float, type(None)):
+        return _same
+    if hint is address.HostBridge:
+        return _same
+    if isinstance(hint, typing.NewType):
+        return _writer(hint.__supertype__)
+    inner = _optional_argument(hint)
+    if inner is not None:
+        write = _writer(inner)
+        return lambda value: None if value is None else write(value)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return _tuple_writer(arguments)
+    if origin is not None and issubclass(origin, Mapping):
+        write_key, write_item = _writer(arguments[0]), _writer(arguments[1])
+        return lambda value: {str(write_key(key)): write_item(item) for key, item in value.items()}
+    if isinstance(hint, type):
+        if issubclass(hint, enum.Enum):
+            return _value_of
+        if issubclass(hint, address.PciAddress | pathlib.PurePath):
+            return str
+        if dataclasses.is_dataclass(hint):
+            return _dataclass_writer(hint)
+    raise TypeError(f"{hint} has no JSON form")
+
+
+def _tuple_writer(arguments: tuple[Any, ...]) -> _Writer:
+    if arguments[-1] is Ellipsis:
+        write = _writer(arguments[0])
+        return list if write is _same else lambda value: [write(item) for item in value]
+    writers = tuple(map(_writer, arguments))
+    return lambda value: [write(item) for write, item in zip(writers, value, strict=True)]
+
+
+def _dataclass_writer(cls: Any) -> _Writer:
+    writers: list[tuple[str, str, _Writer]] = []
+
+    def write(value: Any) -> dict[str, Any]:
+        return {
+            name: write_item(item)
+            for attribute, name, write_item in writers
+            if (item := getattr(value, attribute)) is not None
+        }
+
+    # Compiled when first used: a dataclass may refer to itself.
+    def compile_and_write(value: Any) -> dict[str, Any]:
+        if not writers:
+            writers.extend((attribute, name, _writer(hint)) for attribute, name, hint, _ in _fields(cls))
+        return write(value)
+
+    return compile_and_write
+
+
+@functools.cache
 def _reader(hint: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT001 - a key of the cache
-    """The function that reads one type. Types are a closed set of the program: an unknown one is a TypeError."""
+    """The function that reads one type, as strict as `_writer` is trusting."""
     if hint in _TEXT_FORMS:
         return functools.partial(_read_text_form, _TEXT_FORMS[hint])
     if isinstance(hint, typing.NewType):
         return _reader(hint.__supertype__, ignore_unknown)
     if hint in (str, bool, int, float):
         return _SCALARS[hint]
+    inner = _optional_argument(hint)
+    if inner is not None:
+        read = _reader(inner, ignore_unknown)
+        return lambda obj: None if obj is None else read(obj)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        inner = [argument for argument in arguments if argument is not type(None)]
-        if len(inner) == 1:
-            return functools.partial(_read_optional, _reader(inner[0], ignore_unknown))
-    if origin is tuple and arguments[-1:] == (Ellipsis,):
+    if origin is tuple and arguments[-1] is Ellipsis:
         return functools.partial(_read_sequence, _reader(arguments[0], ignore_unknown))
     if origin is tuple:
         return functools.partial(_read_fixed, tuple(_reader(argument, ignore_unknown) for argument in arguments))
     if origin is not None and issubclass(origin, Mapping):
         key, item = arguments
-        return functools.partial(_read_mapping, _key_reader(key, ignore_unknown), _reader(item, ignore_unknown))
+        read_key = _read_int_key if key is int else _reader(key, ignore_unknown)
+        return functools.partial(_read_mapping, read_key, _reader(item, ignore_unknown))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return functools.partial(_read_enum, hint)
+        members = {member.value: member for member in hint}
+        return functools.partial(_read_enum, members)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _dataclass_reader(hint, ignore_unknown)
     raise TypeError(f"{hint} has no JSON form")
-
-
-def _fail(place: str, message: str) -> typing.NoReturn:
-    raise errors.DocumentError(f"{place}: {message}")
 
 
 def _said(obj: object) -> str:
@@ -154,129 +245,135 @@ def _said(obj: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _read_str(obj: Any, place: str) -> str:
+def _read_str(obj: Any) -> str:
     if not isinstance(obj, str):
-        _fail(place, f"expected text, found {_said(obj)}")
+        raise _MisfitError(f"expected text, found {_said(obj)}")
     if not obj.isascii():
         try:
             obj.encode()
         except UnicodeEncodeError:
-            _fail(place, "text with a lone surrogate")
+            raise _MisfitError("text with a lone surrogate") from None
     return obj
 
 
-def _read_bool(obj: Any, place: str) -> bool:
+def _read_bool(obj: Any) -> bool:
     if not isinstance(obj, bool):
-        _fail(place, f"expected true or false, found {_said(obj)}")
+        raise _MisfitError(f"expected true or false, found {_said(obj)}")
     return obj
 
 
-def _read_int(obj: Any, place: str) -> int:
-    if not isinstance(obj, int) or isinstance(obj, bool):
-        _fail(place, f"expected a whole number, found {_said(obj)}")
-    if abs(obj) >= _INT_LIMIT:
-        _fail(place, "the number does not fit 64 bits")
+def _read_int(obj: Any) -> int:
+    if type(obj) is not int:
+        raise _MisfitError(f"expected a whole number, found {_said(obj)}")
+    if not -_INT_LIMIT < obj < _INT_LIMIT:
+        raise _MisfitError("the number does not fit 64 bits")
     return obj
 
 
-def _read_float(obj: Any, place: str) -> float:
-    if not isinstance(obj, (int, float)) or isinstance(obj, bool):
-        _fail(place, f"expected a number, found {_said(obj)}")
-    if abs(obj) >= _INT_LIMIT or math.isnan(obj):
-        _fail(place, f"{_said(obj)} is out of range")
+def _read_float(obj: Any) -> float:
+    if not isinstance(obj, int | float) or isinstance(obj, bool):
+        raise _MisfitError(f"expected a number, found {_said(obj)}")
+    if not -_INT_LIMIT < obj < _INT_LIMIT:
+        raise _MisfitError(f"{_said(obj)} is out of range")
     return float(obj)
 
 
 _SCALARS: dict[Any, _Reader] = {str: _read_str, bool: _read_bool, int: _read_int, float: _read_float}
 
 
-def _read_text_form(parse: Callable[[str], Any], obj: Any, place: str) -> Any:
-    text = _read_str(obj, place)
-    try:
-        value = parse(text)
-    except ValueError:
-        value = None
-    if value is None or str(value) != text:
-        _fail(place, f"{_said(obj)} is not in its one spelling")
+def _read_text_form(parse: Callable[[str], Any], obj: Any) -> Any:
+    text = _read_str(obj)
+    value = _parsed(parse, text) if len(text) <= _KEPT_LENGTH else _parsed.__wrapped__(parse, text)
+    if value is None:
+        raise _MisfitError(f"{_said(obj)} is not in its one spelling")
     return value
 
 
-def _read_optional(read: _Reader, obj: Any, place: str) -> Any:
-    return None if obj is None else read(obj, place)
-
-
-def _read_sequence(read: _Reader, obj: Any, place: str) -> tuple[Any, ...]:
-    if not isinstance(obj, list):
-        _fail(place, f"expected a list, found {_said(obj)}")
-    return tuple([read(item, f"{place}[{index}]") for index, item in enumerate(obj)])
-
-
-def _read_fixed(readers: tuple[_Reader, ...], obj: Any, place: str) -> tuple[Any, ...]:
-    if not isinstance(obj, list) or len(obj) != len(readers):
-        _fail(place, f"expected a list of {len(readers)}, found {_said(obj)}")
-    return tuple(read(item, f"{place}[{index}]") for index, (read, item) in enumerate(zip(readers, obj, strict=True)))
-
-
-def _key_reader(hint: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT001 - passed on to the cached reader
-    if hint is int:
-        return _read_int_key
-    return _reader(hint, ignore_unknown)
-
-
-def _read_int_key(obj: Any, place: str) -> int:
-    text = _read_str(obj, place)
-    if len(text) > 20 or str(number := int(text) if text.removeprefix("-").isdecimal() else None) != text:
-        _fail(place, f"the key {_said(obj)} is no whole number")
-    return _read_int(number, place)
-
-
-def _read_mapping(read_key: _Reader, read: _Reader, obj: Any, place: str) -> dict[Any, Any]:
-    if not isinstance(obj, dict):
-        _fail(place, f"expected an object, found {_said(obj)}")
-    return {read_key(key, place): read(item, f"{place}.{key}") for key, item in obj.items()}
-
-
-def _read_enum(cls: type[enum.Enum], obj: Any, place: str) -> enum.Enum:
+@functools.lru_cache(maxsize=4096)
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    """The value of a text form, None if there is none; kept, because a Snapshot names each address dozens of times."""
     try:
-        return cls(_read_str(obj, place))
+        value = parse(text)
     except ValueError:
-        _fail(place, f"{_said(obj)} is none of {', '.join(str(member.value) for member in cls)}")
+        return None
+    return value if str(value) == text else None
+
+
+def _read_sequence(read: _Reader, obj: Any) -> tuple[Any, ...]:
+    if not isinstance(obj, list):
+        raise _MisfitError(f"expected a list, found {_said(obj)}")
+    items: list[Any] = []
+    try:
+        for item in obj:
+            items.append(read(item))  # noqa: PERF401 - the length tells where it failed
+    except _MisfitError as misfit:
+        misfit.place.append(f"[{len(items)}]")
+        raise
+    return tuple(items)
+
+
+def _read_fixed(readers: tuple[_Reader, ...], obj: Any) -> tuple[Any, ...]:
+    if not isinstance(obj, list) or len(obj) != len(readers):
+        raise _MisfitError(f"expected a list of {len(readers)}, found {_said(obj)}")
+    return tuple(_inside(f"[{index}]", read, item) for index, (read, item) in enumerate(zip(readers, obj, strict=True)))
+
+
+def _inside(part: str, read: _Reader, obj: Any) -> Any:
+    try:
+        return read(obj)
+    except _MisfitError as misfit:
+        misfit.place.append(part)
+        raise
+
+
+def _read_int_key(obj: Any) -> int:
+    text = _read_str(obj)
+    if len(text) > 20 or str(number := int(text) if text.removeprefix("-").isdecimal() else None) != text:
+        raise _MisfitError(f"the key {_said(obj)} is no whole number")
+    return _read_int(number)
+
+
+def _read_mapping(read_key: _Reader, read: _Reader, obj: Any) -> dict[Any, Any]:
+    if not isinstance(obj, dict):
+        raise _MisfitError(f"expected an object, found {_said(obj)}")
+    return {read_key(key): _inside(f".{key}", read, item) for key, item in obj.items()}
+
+
+def _read_enum(members: Mapping[Any, enum.Enum], obj: Any) -> enum.Enum:
+    member = members.get(obj) if isinstance(obj, str) else None
+    if member is None:
+        raise _MisfitError(f"{_said(obj)} is none of {', '.join(map(str, members))}")
+    return member
 
 
 def _dataclass_reader(cls: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT001 - passed on to the cached reader
-    hints = typing.get_type_hints(cls)
-    names = dict(_names(cls))
-    readers = {
-        names[field.name]: (field.name, _reader(hints[field.name], ignore_unknown)) for field in dataclasses.fields(cls)
+    fields = _fields(cls)
+    readers: dict[str, tuple[str, _Reader]] = {}
+    optional = {
+        attribute for attribute, _, hint, default in fields if not default and _optional_argument(hint) is not None
     }
-    required = {
-        names[field.name]
-        for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-        and type(None) not in typing.get_args(hints[field.name])
-    }
-    absent = {
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-        and names[field.name] not in required
-    }
+    required = {name for attribute, name, _, default in fields if not default and attribute not in optional}
 
-    def read(obj: Any, place: str) -> Any:
+    def read(obj: Any) -> Any:
         if not isinstance(obj, dict):
-            _fail(place, f"expected an object, found {_said(obj)}")
-        values: dict[str, Any] = dict.fromkeys(absent)
-        for key, item in obj.items():
-            entry = readers.get(key)
-            if entry is not None:
-                values[entry[0]] = entry[1](item, f"{place}.{key}")
-            elif not ignore_unknown:
-                _fail(place, f"unknown field {_said(key)}; known are {', '.join(readers)}")
-        missing = required.difference(obj)
-        if missing:
-            _fail(place, f"{', '.join(sorted(missing))} missing")
+            raise _MisfitError(f"expected an object, found {_said(obj)}")
+        if not readers:  # compiled when first used: a dataclass may refer to itself
+            readers.update({name: (attribute, _reader(hint, ignore_unknown)) for attribute, name, hint, _ in fields})
+        values: dict[str, Any] = dict.fromkeys(optional)
+        key = ""
+        try:
+            for key, item in obj.items():
+                entry = readers.get(key)
+                if entry is not None:
+                    values[entry[0]] = entry[1](item)
+        except _MisfitError as misfit:
+            misfit.place.append(f".{key}")
+            raise
+        if not ignore_unknown and not readers.keys() >= obj.keys():
+            unknown = next(key for key in obj if key not in readers)
+            raise _MisfitError(f"unknown field {_said(unknown)}; known are {', '.join(readers)}")
+        if not required <= obj.keys():
+            raise _MisfitError(f"{', '.join(sorted(required.difference(obj)))} missing")
         return cls(**values)
 
     return read

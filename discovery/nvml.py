@@ -217,13 +217,16 @@ class Nvml:
         return any(self._of(where, "nvmlDeviceGetPersistenceMode") == 0 for where in self._handles)
 
     def _nvlinks(self, where: PciAddress, found: findings.Findings) -> tuple[model.NvLink, ...]:
-        links = []
+        links: list[model.NvLink] = []
         handle = self._handle(where)
+        version = None  # of a GPU, not of a link: asked until one link tells it
         for link in range(self._link_count(where)):
             try:
                 state = self._optional("nvmlDeviceGetNvLinkState", handle, link)
                 if state is not None:
-                    links.append(self._nvlink(where, link, active=bool(state), found=found))
+                    own = self._nvlink(where, link, active=bool(state), version=version, found=found)
+                    version = own.version
+                    links.append(own)
             except errors.SourceError as err:
                 if err.kind == "invalid-argument":
                     break
@@ -232,7 +235,9 @@ class Nvml:
                 found.failed(where, err)
         return tuple(links)
 
-    def _nvlink(self, where: PciAddress, link: int, *, active: bool, found: findings.Findings) -> model.NvLink:
+    def _nvlink(
+        self, where: PciAddress, link: int, *, active: bool, version: int | None, found: findings.Findings
+    ) -> model.NvLink:
         """A link; of one that is down the far end is often refused, with whatever error."""
         handle = self._handle(where)
 
@@ -253,7 +258,7 @@ class Nvml:
         return model.NvLink(
             link=link,
             active=active,
-            version=_NVLINK_GENERATIONS.get(ask("nvmlDeviceGetNvLinkVersion")),
+            version=version or _NVLINK_GENERATIONS.get(ask("nvmlDeviceGetNvLinkVersion")),
             remote_kind=kind,
             remote=None if far is None else self._noted(where, found, lambda: _address(far)),
         )

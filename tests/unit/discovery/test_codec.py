@@ -90,9 +90,10 @@ def test_fields_that_an_older_writer_had_not_take_their_default() -> None:
     assert codec.from_json(older) == SNAPSHOT
 
 
-def test_other_values_refuse_unknown_fields() -> None:
-    with pytest.raises(errors.DocumentError, match=r"here: unknown field 'turbo'; known are current, pending"):
-        codec.decode(model.MigMode, {"current": True, "pending": True, "turbo": 1}, place="here")
+@pytest.mark.parametrize("name", ["turbo", ""])
+def test_other_values_refuse_unknown_fields(name: str) -> None:
+    with pytest.raises(errors.DocumentError, match=rf"here: unknown field '{name}'; known are current, pending"):
+        codec.decode(model.MigMode, {"current": True, "pending": True, name: 1}, place="here")
 
 
 @pytest.mark.parametrize(

@@ -130,20 +130,20 @@ def test_links_to_gpus_switches_and_cpus() -> None:
     own, codes = facts(
         gpu(
             links=(
-                FakeLink(kind=0, remote=b"00000000:43:00.0", remote_domain=0, version=7),
-                FakeLink(kind=2),
-                FakeLink(kind=1, remote=b"0004:04:00.0", remote_domain=4, version=3),
-                FakeLink(active=0),
                 FakeLink(kind=0xFF, version=99),
+                FakeLink(kind=0, remote=b"00000000:43:00.0", remote_domain=0, version=7),
+                FakeLink(kind=2, version=7),
+                FakeLink(kind=1, remote=b"0004:04:00.0", remote_domain=4, version=7),
+                FakeLink(active=0, version=7),
             )
         )
     )
     assert own.nvlinks == (
-        model.NvLink(link=0, active=True, version=5, remote_kind=model.RemoteKind.GPU, remote=TWO),
-        model.NvLink(link=1, active=True, version=4, remote_kind=model.RemoteKind.SWITCH),
-        model.NvLink(link=2, active=True, version=2, remote_kind=model.RemoteKind.CPU, remote=parse("0004:04:00.0")),
-        model.NvLink(link=3, active=False, version=4, remote_kind=model.RemoteKind.SWITCH),
-        model.NvLink(link=4, active=True, remote_kind=model.RemoteKind.SWITCH),
+        model.NvLink(link=0, active=True, remote_kind=model.RemoteKind.SWITCH),
+        model.NvLink(link=1, active=True, version=5, remote_kind=model.RemoteKind.GPU, remote=TWO),
+        model.NvLink(link=2, active=True, version=5, remote_kind=model.RemoteKind.SWITCH),
+        model.NvLink(link=3, active=True, version=5, remote_kind=model.RemoteKind.CPU, remote=parse("0004:04:00.0")),
+        model.NvLink(link=4, active=False, version=5, remote_kind=model.RemoteKind.SWITCH),
     )
     assert codes == []
 

@@ -117,5 +117,5 @@ def test_any_tree_is_a_sound_snapshot(machines: list[tuple[str, list[object]]]) 
             (gpu.address, gpu.state) for gpu in snapshot.gpus
         ]
         for function in check.functions(snapshot):
-            told = (tree.sys / "bus/pci/devices" / str(function.address) / "numa_node").read_bytes().strip()
-            assert function.numa_node is None or str(function.numa_node).encode() == told
+            told = tree.sys / "bus/pci/devices" / str(function.address) / "numa_node"
+            assert function.numa_node is None or str(function.numa_node) == told.read_text().strip()
