@@ -1,12 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""To come."""
+"""What a look at a machine costs, through the child process that does it: the first, which starts the child and loads NVML,
+later ones, and the cheap rescan.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from discovery import child
+from discovery.errors import ProbeError
+from discovery.mock import render, zoo
 from hack.bench import bench as benchmark
 from hack.bench import report
+from hack.bench.errors import BenchError
+
+LARGE = Path(__file__).parent.parent / "machines" / "sixteen-gpus.yaml"
+LARGE_NAME = "16 GPUs, 32 NICs"
+MACHINES = {"dgx-h100": "dgx-h100", LARGE_NAME: str(LARGE)}
+LIMIT_MS = 100
+TIMEOUT_S = 60.0
 
 
 def run(bench: benchmark.Bench) -> report.Part:
-    """To come."""
-    return report.Part(name="probe", left_out=bench.left_out())
+    """Both machines. The mock library is part of what is measured; the real one takes times of its own."""
+    series: list[report.Series] = []
+    warm: dict[str, report.Series] = {}
+    for name, machine in MACHINES.items():
+        tree = render.render(zoo.load(machine), bench.fresh_directory("machine"))
+        source = child.Source(sys=tree.sys, proc=tree.proc, dev=tree.dev, mock=tree.directory)
+        first: list[float] = []
+        for _ in range(max(3, bench.options.probes // 10)):
+            prober = child.ProbeChild(source=source, options=child.ProbeOptions())
+            first.append(_time(bench, prober.probe))
+            prober.close()
+        prober = child.ProbeChild(source=source, options=child.ProbeOptions())
+        try:
+            _time(bench, prober.probe)
+            later = [_time(bench, prober.probe) for _ in range(bench.options.probes)]
+            rescans = [_time(bench, prober.rescan) for _ in range(bench.options.probes)]
+        finally:
+            prober.close()
+        warm[name] = _milliseconds(f"probe of {name}, warm", later)
+        series += [
+            _milliseconds(f"probe of {name}, first, with the start of the child", first),
+            warm[name],
+            _milliseconds(f"rescan of {name}", rescans),
+        ]
+    return report.Part(
+        name="probe",
+        series=tuple(series),
+        figures=(
+            report.Figure(
+                what=f"probe of {LARGE_NAME}, warm",
+                limit=LIMIT_MS,
+                unit=report.Unit.MILLISECONDS,
+                measured=warm[LARGE_NAME].summary.p50,
+            ),
+        ),
+    )
+
+
+def _time(bench: benchmark.Bench, look: Callable[..., object]) -> float:
+    bench.pause()
+    began = time.perf_counter()
+    try:
+        look(timeout_s=TIMEOUT_S)
+    except ProbeError as error:
+        raise BenchError(f"A mock machine could not be read: {error}") from error
+    return time.perf_counter() - began
+
+
+def _milliseconds(name: str, seconds: list[float]) -> report.Series:
+    return report.Series(
+        name=name, subject="agent", unit=report.Unit.MILLISECONDS, values=tuple(value * 1000 for value in seconds)
+    )

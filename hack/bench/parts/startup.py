@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From exec to serving, to the registration socket and to the first slice; a restart with nothing changed; the end."""
+"""From exec to serving, to the registration socket and to the first slice; a restart with nothing changed; the end.
+
+A machine is there before its agent starts. A mock machine is put up by the first start of its agent, some thousand files of
+it, so a first start is made that does not count, and the slices that it left are deleted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def run(bench: benchmark.Bench) -> report.Part:
         specs = [spec for spec in (bench.agent(), bench.yardstick()) if spec is not None]
         for spec in benchmark.rotated(specs, turn):
             bench.pause()
-            found, written = _start_twice(bench, spec)
+            found, written = _start(bench, spec)
             if turn:
                 for what, took in found.items():
                     seconds[what, spec.subject].append(took)
@@ -71,7 +75,11 @@ def run(bench: benchmark.Bench) -> report.Part:
     return report.Part(name="startup", series=tuple(series), figures=tuple(figures), left_out=bench.left_out())
 
 
-def _start_twice(bench: benchmark.Bench, spec: drivers.Spec) -> tuple[dict[str, float], int]:
+def _start(bench: benchmark.Bench, spec: drivers.Spec) -> tuple[dict[str, float], int]:
+    with drivers.Ready(spec, bench.server):
+        pass
+    for item in bench.server.slices(node=spec.node):
+        bench.server.call("DELETE", f"{apiserver.SLICES}/{item['metadata']['name']}")
     with bench.server.watch_slices() as watch:
         with drivers.Running(spec) as driver:
             found = {
