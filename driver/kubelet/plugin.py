@@ -130,7 +130,7 @@ class PluginService:
     ) -> dra_v1.NodePrepareResourcesResponse:
         response = dra_v1.NodePrepareResourcesResponse()
 
-        def fill(uid: str, outcome: _Outcome) -> None:
+        def fill(uid: str, outcome: _Outcome | None) -> None:
             entry = response.claims[uid]
             entry.Clear()
             match outcome:
@@ -149,7 +149,7 @@ class PluginService:
     ) -> dra_v1.NodeUnprepareResourcesResponse:
         response = dra_v1.NodeUnprepareResourcesResponse()
 
-        def fill(uid: str, outcome: _Outcome) -> None:
+        def fill(uid: str, outcome: _Outcome | None) -> None:
             entry = response.claims[uid]
             match outcome:
                 case values.Unprepared():
@@ -168,9 +168,12 @@ class PluginService:
         work: Callable[[Sequence[values.ClaimRef], values.Call], Mapping[values.ClaimUid, _Outcome]],
         claims: Iterable[dra_v1.Claim],
         context: grpc.ServicerContext,
-        fill: Callable[[str, _Outcome], None],
+        fill: Callable[[str, _Outcome | None], None],
     ) -> None:
-        """Have `fill` called for each UID of the request: once, or a second time when its first try raised."""
+        """Have `fill` called for each UID of the request: once, or a second time when the first raised.
+
+        What `work` calls failed is not logged here: who does the work knows the claim's circumstances, and says them.
+        """
         began = self._clock()
         call = RpcCall(context, self._clock)
         with log_context.bound(method=method, request_id=str(next(self._request_ids))):
@@ -185,20 +188,15 @@ class PluginService:
             ok = not refused
             for uid, failed in refused.items():
                 fill(uid, failed)
-            for uid, ref in refs.items():
-                outcome = outcomes.get(uid, _NO_ANSWER)
+            for uid in refs:
+                outcome = outcomes.get(uid)
                 try:
                     fill(uid, outcome)
                 except Exception as error:  # noqa: BLE001 -- the RPC door
                     outcome = _unforeseen(method, error)
                     fill(uid, outcome)
-                if isinstance(outcome, values.Failed):
-                    ok = False
-                    logger.warning("%s of %s failed: %s", method, ref, wire.line(_error(outcome)))
+                ok = ok and not isinstance(outcome, values.Failed)
         self._observer.rpc(method, seconds=self._clock() - began, ok=ok)
-
-
-_NO_ANSWER = values.Failed(message="The driver gave no answer for this claim; this is a bug in it")
 
 
 def _read(

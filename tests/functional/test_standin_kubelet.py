@@ -29,7 +29,7 @@ import grpc
 import pytest
 
 from driver import values
-from driver.standin import kubelet, kubelet_client, kubelet_health, kubelet_registry
+from driver.standin import apiserver, kubelet, kubelet_client, kubelet_health, kubelet_registry
 from driver.standin.kubelet_client import KubeletError
 from proto.dra.v1 import api_pb2 as dra_v1
 from proto.dra_health.v1 import api_pb2 as health_v1
@@ -560,8 +560,8 @@ def test_slices_of_a_driver_that_comes_back_in_time_stay(root: Path) -> None:
 
 
 @contextmanager
-def process(root: Path) -> Iterator[Callable[[Mapping[str, Any] | str], Any]]:
-    command = [sys.executable, "-m", "driver.standin.kubelet", "--kubelet-dir", str(root)]
+def process(root: Path, *options: str) -> Iterator[Callable[[Mapping[str, Any] | str], Any]]:
+    command = [sys.executable, "-m", "driver.standin.kubelet", "--kubelet-dir", str(root), *options]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         source, target = child.stdin, child.stdout
         assert source is not None
@@ -628,6 +628,31 @@ def test_process_says_what_is_no_command(root: Path) -> None:
             assert not answer["ok"]
             assert answer["error"]
         assert ask({"op": "refused"})["ok"]
+
+
+def test_process_wipes_the_slices_of_its_node(root: Path) -> None:
+    def slices() -> set[str]:
+        return {body["metadata"]["name"] for body in api.objects("resourceslices")}
+
+    with apiserver.ApiServer() as api:
+        for node, driver in (("here", DRIVER), ("here", "third.example.com"), ("there", DRIVER)):
+            seed_slice(api, node, driver)
+        options = ["--api-server", api.url, f"--token={api.token}", "--node-name", "here", "--wipe-delay-s", "0"]
+        with process(root, *options) as ask:
+            assert eventually(lambda: slices() == {f"there-{DRIVER}"})
+            with running(OtherPlugin(root)):
+                assert ask({"op": "wait", "driver": DRIVER})["ok"]
+                for driver in (DRIVER, "third.example.com"):
+                    seed_slice(api, "here", driver)
+            assert eventually(lambda: slices() == {f"there-{DRIVER}", "here-third.example.com"})
+
+
+def seed_slice(api: apiserver.ApiServer, node: str, driver: str) -> None:
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    api.seed(
+        "resourceslices",
+        {"metadata": {"name": f"{node}-{driver}"}, "spec": {"nodeName": node, "driver": driver, "pool": pool}},
+    )
 
 
 def test_bare_stubs_and_client_of_one_socket(root: Path) -> None:
