@@ -83,6 +83,13 @@ def _open(path: str | Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
 
 
+def _closed(fd: int) -> int:
+    """Close a descriptor once: the number may be somebody else's the next moment."""
+    if fd >= 0:
+        os.close(fd)
+    return -1
+
+
 class _Mutex:
     __slots__ = ("lock", "users")
 
@@ -167,9 +174,7 @@ class Hold:
         return True
 
     def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)  # the last descriptor of the description: its bytes are free
-            self._fd = -1
+        self._fd = _closed(self._fd)  # the last descriptor of the description: its bytes are free
         while self._taken:
             self._taken -= 1
             self._locks.release(self._keys[self._taken])
@@ -194,8 +199,8 @@ class SharedLock:
         _set(self._fd, fcntl.F_UNLCK, 0)
 
     def close(self) -> None:
-        """Let go of it for good."""
-        os.close(self._fd)
+        """Let go of it for good. Idempotent."""
+        self._fd = _closed(self._fd)
 
 
 class NumberLocks:
@@ -220,8 +225,8 @@ class NumberLocks:
         return highest
 
     def close(self) -> None:
-        """Let go of the number."""
-        os.close(self._fd)
+        """Let go of the number. Idempotent."""
+        self._fd = _closed(self._fd)
 
 
 class Locks:

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps record, CDI files and claims in step while nobody asks for anything.
+
+Kubelet repairs no CDI file and, once it has lost its own state, never unprepares a claim. So the files of prepared claims
+are looked after every few seconds, and the claims themselves are looked up now and then: a claim that is gone, replaced or
+deallocated, twice and a minute apart, is unprepared. While the API server does not answer, nothing follows from it.
+Only the leading instance does any of this, each step under the lock of the claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from driver import context, values
+from driver.errors import ApiError, ApiReason, RecordError
+from driver.prepare import cdidir, claims, epoch, executor, ledger, locks, nodespec, store
+
+logger = logging.getLogger(__name__)
+
+LOOK_AFTER_S = 3.0
+CONFIRM_S = 60.0
+"""How far two looks at a claim must be apart: a claim that is made again is gone for a moment."""
+
+_UNPREPARE_S = 30.0
+_CLAIM_PATIENCE_S = 1.0
+"""How long to wait for a claim that is being worked at; it is looked at again the next time."""
+
+_GET_TIMEOUT_S = 10.0
+_GET_PAUSE_S = 0.05
+"""Between two looks at claims, so that a node with many claims is no burst to the API server."""
+
+
+class Unpreparer(Protocol):
+    """What frees a claim."""
+
+    def unprepare(
+        self, refs: Sequence[values.ClaimRef], call: values.Call
+    ) -> Mapping[values.ClaimUid, values.Unprepared | values.Failed]:
+        """As for kubelet."""
+
+
+class Reports(Protocol):
+    """Who is told of what was mended."""
+
+    def cdi_file_repaired(self) -> None:
+        """A CDI file of a prepared claim was lost or changed and is back."""
+
+    def claim_collected(self, claim: values.ClaimRef, *, reason: str) -> None:
+        """A claim was unprepared that kubelet had not asked about."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    claim: values.ClaimRef
+    since_s: float
+
+
+class Collector:
+    """Looks after what is prepared. `reconcile` once at the start, then `run` in a thread of its own."""
+
+    def __init__(
+        self,
+        node: executor.Node,
+        *,
+        record: store.Store,
+        directory: cdidir.CdiDirectory,
+        node_spec: nodespec.NodeSpec,
+        claim_locks: locks.Locks,
+        reader: executor.ClaimReader,
+        unpreparer: Unpreparer,
+        leadership: epoch.Epoch,
+        reports: Reports,
+        stop: threading.Event,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._record = record
+        self._directory = directory
+        self._node_spec = node_spec
+        self._locks = claim_locks
+        self._reader = reader
+        self._unpreparer = unpreparer
+        self._leadership = leadership
+        self._reports = reports
+        self._stop = stop
+        self._interval_s = interval_s
+        self._clock = clock
+        self._entries: tuple[ledger.Entry, ...] = ()
+        self._version: tuple[int, int] | None = None
+        self._doubts: dict[values.ClaimUid, _Doubt] = {}
+        self._complaints: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Look after files every few seconds, and look claims up every interval, until told to stop."""
+        next_collection_s = self._clock() + self._interval_s
+        while not self._stop.wait(LOOK_AFTER_S):
+            try:
+                self.look_after()
+                self.confirm()
+                if self._clock() >= next_collection_s:
+                    next_collection_s = self._clock() + self._interval_s
+                    self.collect()
+            except Exception:
+                # The loop is the last door: one bad round must not end the care for all claims.
+                logger.exception("What is prepared could not be looked after")
+
+    def reconcile(self) -> None:
+        """Bring files and record together at the start: a file whose row was lost gives it back, others without a row go,
+        and so do those from before a reboot and left-over temporary ones. Content is compared by the first `look_after`.
+        """
+        try:
+            self._directory.make()
+        except OSError as error:
+            logger.warning("The CDI folder %s cannot be made: %s", self._directory.path, error)
+            return
+        if not self._may_act():
+            return
+        entries = {entry.claim.uid: entry for entry in self._read_entries()}
+        listing = self._directory.listing()
+        for uid in sorted(listing.claims):
+            if uid not in entries:
+                self._under_lock(uid, self._adopt_or_remove)
+            elif entries[values.ClaimUid(uid)].boot_id != self._node.boot_id:
+                self._under_lock(uid, self._remove_outlived)
+        for uid in sorted(listing.temporaries):
+            self._under_lock(uid, self._remove_leftovers)
+
+    def look_after(self) -> None:
+        """See that each prepared claim has its CDI file, that no other claim has one, and that the node's file is true."""
+        if not self._may_act():
+            return
+        with contextlib.suppress(nodespec.NodeSpecError):  # it says so itself, once
+            self._node_spec.look_after()
+        entries = {entry.claim.uid: entry for entry in self._read_entries()}
+        listing = self._directory.listing()
+        for claim_uid, entry in entries.items():
+            if entry.answers(self._node.boot_id) and not listing.claims.get(claim_uid, False):
+                self._under_lock(claim_uid, self._repair)
+        for uid in sorted(listing.claims.keys() - entries.keys()):
+            self._under_lock(uid, self._remove_orphan)
+
+    def collect(self) -> None:
+        """Look every claim up once."""
+        if not self._may_act():
+            return
+        entries = self._read_entries()
+        for doubted in self._doubts.keys() - {entry.claim.uid for entry in entries}:
+            del self._doubts[doubted]
+        for entry in entries:
+            if self._stop.wait(_GET_PAUSE_S) or not self._leadership.leads():
+                return
+            self._look_up(entry.claim)
+
+    def confirm(self) -> None:
+        """Look up again those claims that were gone at a first look, when it is long enough ago."""
+        for doubt in tuple(self._doubts.values()):
+            if self._clock() - doubt.since_s >= CONFIRM_S and self._may_act():
+                self._look_up(doubt.claim)
+
+    def _may_act(self) -> bool:
+        """Whether the record is in use and no newer instance lives."""
+        return self._record.look_after() is None and self._leadership.take(self._record) and self._leadership.leads()
+
+    def _read_entries(self) -> tuple[ledger.Entry, ...]:
+        """The rows of the record, read again only when somebody has changed it."""
+        version = self._record.version()
+        if version != self._version:
+            self._entries = self._record.rows()
+            self._version = version
+        return self._entries
+
+    def _under_lock(self, uid: str, work: Callable[[str], None]) -> None:
+        """Mend one claim's file. What fails is said once and tried again the next time."""
+        try:
+            with self._locks.claim(uid, patience=locks.Deadline(_CLAIM_PATIENCE_S)):
+                work(uid)
+        except locks.LockUnavailableError:
+            return
+        except (OSError, RecordError) as error:
+            if self._complaints.get(uid) != str(error):
+                logger.warning("The CDI file of claim %s cannot be looked after: %s", uid, error)
+            self._complaints[uid] = str(error)
+        else:
+            self._complaints.pop(uid, None)
+
+    def _repair(self, uid: str) -> None:
+        entry = self._record.get(uid)
+        if entry is not None and entry.answers(self._node.boot_id) and self._directory.verify_claim(entry):
+            logger.warning("The CDI file of prepared %s was lost or changed, and has been written again", entry.claim)
+            self._reports.cdi_file_repaired()
+
+    def _adopt_or_remove(self, uid: str) -> None:
+        """A file without a row at a start: its agent was killed before the commit, or the end of the log was lost. The row
+        is taken up where nothing speaks against it: a device held too long comes back, one given out twice does not.
+        """
+        if self._record.get(uid) is not None:
+            return
+        try:
+            entry = self._directory.entry(uid)
+        except ledger.DamagedError as error:
+            logger.warning("The CDI file of claim %s says nothing about it (%s) and is removed", uid, error)
+        else:
+            if entry.answers(self._node.boot_id) and self._record.adopt(entry):
+                logger.warning("The record had lost %s: it has been taken up from its CDI file", entry.claim)
+                return
+        self._directory.remove_claim(uid)
+
+    def _remove_orphan(self, uid: str) -> None:
+        if self._record.get(uid) is None and self._directory.remove_claim(uid):
+            logger.warning("A CDI file of claim %s, which is not prepared, has been removed", uid)
+
+    def _remove_outlived(self, uid: str) -> None:
+        """A file from before a reboot: kubelet has its claim prepared again before any container may use it, and a machine
+        that lost power may have kept only a part of it.
+        """
+        entry = self._record.get(uid)
+        if entry is not None and entry.boot_id != self._node.boot_id:
+            self._directory.remove_claim(uid)
+
+    def _remove_leftovers(self, uid: str) -> None:
+        self._directory.remove_temporary(uid)
+
+    def _look_up(self, claim: values.ClaimRef) -> None:
+        try:
+            reason = self._gone(claim)
+        except ApiError as error:
+            logger.debug("%s could not be looked up: %s", claim, error)
+            return
+        doubt = self._doubts.get(claim.uid)
+        if reason is None:
+            self._doubts.pop(claim.uid, None)
+        elif doubt is None:
+            self._doubts[claim.uid] = _Doubt(claim, self._clock())
+        elif self._clock() - doubt.since_s >= CONFIRM_S:
+            self._unprepare(claim, reason)
+
+    def _unprepare(self, claim: values.ClaimRef, reason: str) -> None:
+        with context.bound(claim=str(claim)):
+            logger.warning("%s %s, and kubelet did not unprepare it: this is done now", claim, reason)
+            answers = self._unpreparer.unprepare((claim,), locks.Deadline(_UNPREPARE_S))
+        if isinstance(answers[claim.uid], values.Unprepared):
+            del self._doubts[claim.uid]
+            self._reports.claim_collected(claim, reason=reason)
+
+    def _gone(self, claim: values.ClaimRef) -> str | None:
+        """Why a claim needs no devices here any more, None if it does. Raises ApiError: nothing follows from that."""
+        try:
+            found = self._reader.get_claim(claim.namespace, claim.name, timeout_s=_GET_TIMEOUT_S)
+        except ApiError as error:
+            if error.reason is ApiReason.NOT_FOUND:
+                return "is gone"
+            raise
+        return claims.why_released(found, ref=claim)
