@@ -28,7 +28,7 @@ def config(function: Function, *, multifunction: bool) -> bytes:
     _put(space, 0x02, 2, function.ids.device)
     _put(space, 0x04, 2, _COMMAND)
     _put(space, 0x06, 2, _STATUS)
-    _put(space, 0x08, 1, function.part.revision)
+    _put(space, 0x08, 1, function.part.revision or 0)
     _put(space, 0x09, 3, function.class_code)
     _put(space, 0x0E, 1, (0x01 if function.bridging else 0x00) | (0x80 if multifunction else 0x00))
     _put(space, 0x34, 1, _POWER)

@@ -164,7 +164,7 @@ class LinkNow(Model):
 class Slot(Model):
     """A place on a bus: a device, or a port with one device or one switch behind it."""
 
-    at: Annotated[DevFn, PlainValidator(_at)] | None = None
+    at: Annotated[DevFn, PlainValidator(_at, json_schema_input_type=parts.text(f"^{_AT.pattern}$"))] | None = None
     """Device and function of the port (below `ports`), or of the device itself (in `devices` of a root)."""
     bus: Bus | None = None
     """The bus behind the port."""
@@ -213,7 +213,7 @@ class Slot(Model):
 class RootComplex(Model):
     """A host bridge: its root bus, root ports with what hangs on them, and devices on the root bus itself."""
 
-    root: Annotated[RootBus, PlainValidator(_root)]
+    root: Annotated[RootBus, PlainValidator(_root, json_schema_input_type=parts.text(f"^{_ROOT.pattern}$"))]
     numa: int | None = Field(default=None, ge=0)
     """None: the firmware does not say, numa_node reads -1."""
     under: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9:._-]*(/[A-Za-z0-9][A-Za-z0-9:._-]*)*$")

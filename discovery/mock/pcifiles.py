@@ -48,10 +48,7 @@ def _function(function: Function, cpus: Sequence[int], *, possible: int, multifu
         f"sys/bus/pci/devices/{pci}": Link(f"../../../devices/{function.directory}"),
         f"{here}/vendor": f"0x{function.ids.vendor:04x}\n",
         f"{here}/device": f"0x{function.ids.device:04x}\n",
-        f"{here}/subsystem_vendor": f"0x{subsystem.vendor if subsystem else 0:04x}\n",
-        f"{here}/subsystem_device": f"0x{subsystem.device if subsystem else 0:04x}\n",
         f"{here}/class": f"0x{function.class_code:06x}\n",
-        f"{here}/revision": f"0x{function.part.revision:02x}\n",
         f"{here}/numa_node": f"{-1 if function.numa is None else function.numa}\n",
         f"{here}/local_cpulist": f"{cpulists.spell(cpus)}\n",
         f"{here}/local_cpus": f"{cpulists.mask(cpus, possible=possible)}\n",
@@ -59,6 +56,11 @@ def _function(function: Function, cpus: Sequence[int], *, possible: int, multifu
         f"{here}/config": configspace.config(function, multifunction=multifunction),
         f"{here}/subsystem": Link(f"{up(function.directory)}bus/pci"),
     }
+    if subsystem is not None:
+        tree[f"{here}/subsystem_vendor"] = f"0x{subsystem.vendor:04x}\n"
+        tree[f"{here}/subsystem_device"] = f"0x{subsystem.device:04x}\n"
+    if function.part.revision is not None:
+        tree[f"{here}/revision"] = f"0x{function.part.revision:02x}\n"
     if function.link is not None:
         tree |= {
             f"{here}/max_link_speed": f"{SPEEDS[function.link.max_generation]} GT/s PCIe\n",

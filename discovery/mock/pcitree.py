@@ -125,7 +125,7 @@ class _Builder:
         bus = _Bus(domain=domain, number=first, directory=directory, numa=root.numa)
         for number, slot in enumerate(root.devices):
             at = slot.at or _free(bus, 0, (*place, "devices", number))
-            self._device(slot, bus, at, (*place, "devices", number), integrated=True, narrowed=None)
+            self._device(slot, bus, at, (*place, "devices", number), above=None)
         self._ports(
             root.ports,
             bus,
@@ -153,7 +153,7 @@ class _Builder:
             else:
                 last = secondary
                 if slot.kind is not None:
-                    self._device(slot, behind, machine.DevFn(0, 0), here, integrated=False, narrowed=port.link)
+                    self._device(slot, behind, machine.DevFn(0, 0), here, above=product.pcie)
             assert port.bridging is not None
             bridging = dataclasses.replace(port.bridging, subordinate=last)
             self._functions[port.address] = dataclasses.replace(port, bridging=bridging)
@@ -212,13 +212,10 @@ class _Builder:
         )
 
     def _narrower(self, port: parts.Pcie, slot: machine.Slot, place: Place) -> parts.Pcie:
-        """What a port and the thing behind it can both do; a port with nothing behind it keeps its own."""
+        """What a port and the thing behind it can both do; a port with nothing known behind it keeps its own."""
         if slot.kind is None:
             return port
-        other = self._thing(slot, place).pcie
-        return parts.Pcie.model_construct(
-            generation=min(port.generation, other.generation), width=min(port.width, other.width)
-        )
+        return _narrower(port, self._thing(slot, place).pcie)
 
     def _thing(self, slot: machine.Slot, place: Place) -> parts.Part:
         catalogue: Mapping[str, Mapping[str, parts.Part]] = {
@@ -232,16 +229,14 @@ class _Builder:
         return self._part(catalogue[slot.kind], getattr(slot, slot.kind), (*place, slot.kind))
 
     def _device(
-        self, slot: machine.Slot, bus: _Bus, at: machine.DevFn, place: Place, *, integrated: bool, narrowed: Link | None
+        self, slot: machine.Slot, bus: _Bus, at: machine.DevFn, place: Place, *, above: parts.Pcie | None
     ) -> None:
         if slot.kind in (None, "switch"):
             raise MachineError(place, "devices of a root bus are endpoints; a switch stands behind a port")
         part = self._thing(slot, place)
-        limit = part.pcie
-        if narrowed is not None:
-            limit = parts.Pcie.model_construct(
-                generation=min(limit.generation, narrowed.max_generation), width=min(limit.width, narrowed.max_width)
-            )
+        link = None
+        if part.pcie is not None and above is not None:
+            link = _link(part.pcie, _narrower(part.pcie, above), slot.link)
         for offset, (ids, class_code, driver, port) in enumerate(
             _functions_of(slot, part, self._machine.driver, place)
         ):
@@ -259,10 +254,10 @@ class _Builder:
                     part=part,
                     ids=ids,
                     class_code=class_code,
-                    port_type=PortType.INTEGRATED if integrated else PortType.ENDPOINT,
+                    port_type=PortType.ENDPOINT if above else PortType.INTEGRATED,
                     numa=bus.numa if slot.numa is None else slot.numa,
                     driver=driver,
-                    link=None if integrated else _link(part.pcie, limit, slot.link),
+                    link=link,
                     slot=slot,
                     name=slot.name,
                     port=port,
@@ -313,6 +308,12 @@ def _free(bus: _Bus, first: int, place: Place) -> machine.DevFn:
 
 def _no_bus(wanted: int, last: int) -> str:
     return f"bus {wanted:02x} is not free: the last one used before is {last:02x}, and the highest is {_LAST_BUS:02x}"
+
+
+def _narrower(a: parts.Pcie, b: parts.Pcie | None) -> parts.Pcie:
+    if b is None:
+        return a
+    return parts.Pcie.model_construct(generation=min(a.generation, b.generation), width=min(a.width, b.width))
 
 
 def _link(own: parts.Pcie, limit: parts.Pcie, now: machine.LinkNow | None) -> Link:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from pydantic.alias_generators import to_camel
@@ -31,6 +31,11 @@ class PciId(NamedTuple):
     device: int
 
 
+def text(pattern: str) -> Any:
+    """What a validator of ours takes, for the JSON Schema."""
+    return Annotated[str, Field(pattern=pattern)]
+
+
 def _size(value: object) -> object:
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
@@ -46,6 +51,7 @@ def _pci_id(value: object) -> object:
 
 
 def _hex(digits: int, example: str) -> PlainValidator:
+    """So many hexadecimal digits, as text: unquoted, YAML would take `18` for eighteen."""
     pattern = re.compile(f"[0-9a-f]{{{digits}}}")
 
     def read(value: object) -> object:
@@ -53,7 +59,7 @@ def _hex(digits: int, example: str) -> PlainValidator:
             raise ValueError(f'{value!r} is not {digits} hexadecimal digits in quotes, such as "{example}"')
         return int(value, 16)
 
-    return PlainValidator(read)
+    return PlainValidator(read, json_schema_input_type=text(f"^{pattern.pattern}$"))
 
 
 def _version(value: object) -> object:
@@ -69,13 +75,15 @@ def _cpus(value: object) -> object:
     return cpulists.parse(value)
 
 
-Size = Annotated[int, PlainValidator(_size)]
-Ids = Annotated[PciId, PlainValidator(_pci_id)]
+Size = Annotated[int, PlainValidator(_size, json_schema_input_type=text(f"^{_SIZE.pattern}$"))]
+Ids = Annotated[PciId, PlainValidator(_pci_id, json_schema_input_type=text(f"^{_PCI_ID.pattern}$"))]
 Class = Annotated[int, _hex(6, "030200")]
 Revision = Annotated[int, _hex(2, "a1")]
 Bus = Annotated[int, _hex(2, "1b")]
-Version = Annotated[tuple[int, int], PlainValidator(_version)]
-Numbers = Annotated[tuple[int, ...], PlainValidator(_cpus)]
+Version = Annotated[tuple[int, int], PlainValidator(_version, json_schema_input_type=text(r"^[0-9]{1,4}\.[0-9]{1,4}$"))]
+Numbers = Annotated[
+    tuple[int, ...], PlainValidator(_cpus, json_schema_input_type=text(r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$"))
+]
 Generation = Annotated[int, Field(ge=1, le=6)]
 Width = Literal[1, 2, 4, 8, 12, 16, 32]
 LinkLayer = Literal["InfiniBand", "Ethernet"]
@@ -95,14 +103,14 @@ class Pcie(Model):
 
 
 class Part(Model):
-    """Any PCI function. `source` says where the facts are published."""
+    """Any PCI function. `source` says where the facts are published; a link that is not published is left out."""
 
     source: str
     name: str
     pci: Ids
     subsystem: Ids | None = None
-    revision: Revision = 0
-    pcie: Pcie
+    revision: Revision | None = None
+    pcie: Pcie | None = None
 
 
 class NvLinks(Model):
@@ -123,7 +131,7 @@ class Companion(Model):
 class Gpu(Part):
     """A GPU. `memory` is the total that NVML gives."""
 
-    class_: Class = Field(alias="class", default=0x030200)
+    class_: Class = Field(alias="class")
     brand: str = Field(default="nvidia", pattern="^(" + "|".join(abi.BRANDS) + ")$")
     architecture: str = Field(pattern="^(" + "|".join(abi.ARCHITECTURES) + ")$")
     compute_capability: Version
@@ -140,6 +148,8 @@ class Gpu(Part):
 
 class Bridge(Part):
     """A root port, or the ports of a switch."""
+
+    pcie: Pcie
 
 
 class NicFunction(Model):

@@ -7,7 +7,7 @@ import functools
 import json
 import typing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -54,6 +54,15 @@ def load(name_or_path: str) -> recording.Recording:
     if path.name.endswith((".json", ".json.gz")):
         return recording.read(path)
     return parse_machine(document.read(path))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the document Machine, published in docs/machine.schema.json."""
+    schema = machine.Machine.model_json_schema(by_alias=True, mode="validation")
+    for model in (schema, *schema["$defs"].values()):
+        for field in model.get("properties", {}).values():
+            field.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Machine"}
 
 
 def parse_machine(read: document.Document) -> recording.Recording:

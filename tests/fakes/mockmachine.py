@@ -5,6 +5,8 @@ on the other socket. `parsed` takes changes of single lines; `rendered` puts a m
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from pathlib import Path
 
 from discovery import document
@@ -41,6 +43,7 @@ nvlink: {pairs: [{between: [gpu0, gpu1], links: 4}]}
 """
 
 
+@functools.cache
 def parsed(*changes: tuple[str, str], text: str = TEXT) -> recording.Recording:
     """The Recording of the machine, with parts of its text replaced."""
     for before, after in changes:
@@ -52,6 +55,13 @@ def parsed(*changes: tuple[str, str], text: str = TEXT) -> recording.Recording:
 def rendered(directory: Path, *changes: tuple[str, str]) -> render.MockTree:
     """The machine on disk."""
     return render.render(parsed(*changes), directory)
+
+
+def rendered_without_files(directory: Path) -> render.MockTree:
+    """The machine on disk, with little more than the state behind NVML."""
+    machine = parsed()
+    links = {path: entry for path, entry in machine.files.items() if path.startswith("sys/bus/pci/devices/")}
+    return render.render(dataclasses.replace(machine, files=links), directory)
 
 
 def directory_of(tree: render.MockTree, pci: PciAddress) -> Path:

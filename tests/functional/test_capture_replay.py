@@ -57,9 +57,14 @@ def test_this_machine(tmp_path: Path) -> None:
     assert seen.host.online_cpus
 
 
-@pytest.mark.parametrize("name", zoo.names())
-def test_a_machine_of_the_zoo(name: str, tmp_path: Path) -> None:
-    tree = render.render(zoo.load(name), tmp_path / "machine")
+@pytest.fixture(scope="module", params=zoo.names())
+def zoo_tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> render.MockTree:
+    """A machine of the zoo on disk; nobody changes it."""
+    return render.render(zoo.load(request.param), tmp_path_factory.mktemp(request.param))
+
+
+def test_a_machine_of_the_zoo(zoo_tree: render.MockTree, tmp_path: Path) -> None:
+    tree = zoo_tree
     given = library.Library(tree.directory)
     seen = _assert_replay_is_alike(tmp_path, sys=tree.sys, proc=tree.proc, dev=tree.dev, given=given)
     assert all(gpu.state is model.GpuState.READY for gpu in seen.gpus)
@@ -92,9 +97,8 @@ def test_a_machine_with_a_fault(broken: fault.Fault, tmp_path: Path) -> None:
     assert seen != _look(sys=healthy.sys, proc=healthy.proc, dev=healthy.dev, given=library.Library(healthy.directory))
 
 
-@pytest.mark.parametrize("name", ["dgx-h100", "gb200-tray"])
-def test_a_capture_takes_everything_that_the_prober_reads(name: str, tmp_path: Path) -> None:
-    tree = render.render(zoo.load(name), tmp_path)
+def test_a_capture_takes_everything_that_the_prober_reads(zoo_tree: render.MockTree) -> None:
+    tree = zoo_tree
     read: set[str] = set()
 
     def note(path: str, kind: str, _data: object) -> None:

@@ -39,7 +39,7 @@ def installed() -> Iterator[Any]:
 @pytest.fixture
 def nvml(tmp_path: Path, installed: Any) -> Path:
     """A session with the small machine; its directory."""
-    mockmachine.rendered(tmp_path)
+    mockmachine.rendered_without_files(tmp_path)
     installed(tmp_path)
     pynvml.nvmlInitWithFlags(1)
     return tmp_path
@@ -269,7 +269,7 @@ def test_a_function_that_the_mock_has_not_is_missing_as_from_an_old_driver() -> 
 
 
 def test_a_driver_can_lack_functions(tmp_path: Path, installed: Any) -> None:
-    mockmachine.rendered(tmp_path)
+    mockmachine.rendered_without_files(tmp_path)
 
     def older(now: live.Live) -> live.Live:
         assert now.nvml is not None
@@ -283,7 +283,7 @@ def test_a_driver_can_lack_functions(tmp_path: Path, installed: Any) -> None:
 
 
 def test_nothing_is_answered_outside_of_a_session(tmp_path: Path, installed: Any) -> None:
-    mockmachine.rendered(tmp_path)
+    mockmachine.rendered_without_files(tmp_path)
     installed(tmp_path)
     _fails(abi.UNINITIALIZED, pynvml.nvmlDeviceGetCount)
     _fails(abi.UNINITIALIZED, pynvml.nvmlShutdown)

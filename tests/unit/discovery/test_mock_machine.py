@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import posixpath
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from discovery.errors import DocumentError
-from discovery.mock import machine, pcitree, recording
+from discovery.mock import machine, pcitree, recording, zoo
 from discovery.mock import products as parts
 from discovery.mock.recording import Tree
 from tests.fakes import mockmachine
@@ -39,6 +40,12 @@ def test_buses_are_numbered_depth_first() -> None:
         "0000:80:01.0",
         "0000:81:00.0",
     ]
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    """To rewrite it: python -c 'import json; from discovery.mock import zoo; print(json.dumps(zoo.json_schema(), indent=2))'."""
+    published = Path(__file__).parents[3] / "docs/machine.schema.json"
+    assert json.loads(published.read_text(encoding="utf-8")) == zoo.json_schema()
 
 
 def test_the_same_document_is_the_same_machine() -> None:
