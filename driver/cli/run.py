@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 
 import click
 
 from driver import config
 from driver.cli import run_options
+
+EXIT_S = 0.5
+"""How long the interpreter may take to end once everything was stopped."""
 
 
 @click.command(
@@ -41,4 +46,12 @@ def command(**values: str | None) -> int:
     running = agent.Agent(settings, agent_config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: running.stop())
-    return running.run()
+    status = 1
+    try:
+        status = running.run()
+    finally:
+        # The interpreter joins gRPC's worker threads before it ends; a call that hangs in a dead disk must not keep it.
+        last = threading.Timer(EXIT_S, os._exit, (status,))
+        last.daemon = True
+        last.start()
+    return status
