@@ -29,7 +29,7 @@ from driver.standin import apiserver
 
 ROOT = Path(__file__).parents[2]
 NEARFIELD = (sys.executable, "-m", "driver.cli")
-MACHINE = "l40s-8-pcie"
+MACHINE = "gb200-tray"
 
 
 def nearfield(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -55,7 +55,7 @@ def test_devices_in_the_order_in_which_they_are_offered() -> None:
     document = listed("devices", "--mock", MACHINE)
     assert (document["apiVersion"], document["kind"]) == ("output.nearfield.dev/v1alpha1", "DeviceList")
     names = [item["name"] for item in document["items"]]
-    assert len(names) == 8
+    assert len(names) == 4
     (body,) = listed("slices", "--mock", MACHINE, "--node-name", "n1")["items"]
     assert [device["name"] for device in body["spec"]["devices"]] == names
     assert [{key: item[key] for key in item if key != "address"} for item in document["items"]] == body["spec"][
@@ -63,12 +63,12 @@ def test_devices_in_the_order_in_which_they_are_offered() -> None:
     ]
     first = document["items"][0]
     assert first["name"] == "gpu-" + first["address"].replace(":", "-").replace(".", "-")
-    assert first["attributes"]["productName"] == {"string": "NVIDIA L40S"}
+    assert first["attributes"]["productName"] == {"string": "NVIDIA GB200"}
     done = nearfield("devices", "--mock", MACHINE)
     head, *rows = done.stdout.splitlines()
     assert head.split()[:3] == ["DEVICE", "PRODUCT", "MEMORY"]
-    assert [row.split()[0] for row in rows[:8]] == names
-    assert "NVIDIA L40S" in rows[0]
+    assert [row.split()[0] for row in rows[:4]] == names
+    assert "NVIDIA GB200" in rows[0]
 
 
 def test_an_api_server_takes_the_stream_as_it_is() -> None:
@@ -104,7 +104,7 @@ def test_slices_as_a_table() -> None:
     assert head.split() == ["NAME", "DRIVER", "POOL", "DEVICES"]
     name, *rest = row.split()
     assert name.startswith("00000-gpu.example.com-n1-")
-    assert rest == ["gpu.example.com", "n1", "8"]
+    assert rest == ["gpu.example.com", "n1", "4"]
 
 
 def test_the_node_is_by_default_the_host() -> None:
@@ -150,8 +150,9 @@ def test_the_configuration_file_decides_the_forms(tmp_path: Path) -> None:
         "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\npublish: {numaNode: list, pcieSwitches: true}\n",
         encoding="utf-8",
     )
-    attributes = listed("devices", "--mock", MACHINE, "--config", str(file))["items"][0]["attributes"]
+    attributes = listed("devices", "--mock", "l40s-8-pcie", "--config", str(file))["items"][0]["attributes"]
+    assert attributes["resource.kubernetes.io/numaNode"]["ints"][0] == 0
+    assert attributes["pcieSwitches"]["strings"][0] == attributes["pcieSwitch"]["string"]
     plain = listed("devices", "--mock", MACHINE)["items"][0]["attributes"]
-    node = plain["resource.kubernetes.io/numaNode"]["int"]
-    assert attributes["resource.kubernetes.io/numaNode"]["ints"][0] == node
-    assert attributes["pcieSwitches"]["strings"][0] == plain["pcieSwitch"]["string"]
+    assert plain["resource.kubernetes.io/numaNode"] == {"int": 0}
+    assert "pcieSwitches" not in plain

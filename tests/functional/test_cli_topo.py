@@ -53,6 +53,13 @@ def topo(machine: str) -> dict[str, Any]:
     return document
 
 
+@functools.cache
+def table(machine: str) -> str:
+    done = nearfield("topo", "--mock", machine)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def matrix(text: str) -> tuple[list[str], dict[str, list[str]]]:
     """The labels and the rows of a printed matrix, affinities included."""
     lines = text.splitlines()
@@ -69,10 +76,9 @@ def matrix(text: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def test_the_matrix_of_a_machine() -> None:
-    done = nearfield("topo", "--mock", "l40s-8-pcie")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    labels, rows = matrix(done.stdout)
+    text = table("l40s-8-pcie")
+    assert "\x1b" not in text
+    labels, rows = matrix(text)
     gpus, nics = [f"GPU{n}" for n in range(8)], [label for label in labels if label.startswith("NIC")]
     assert labels == list(rows) == gpus + nics
     document = topo("l40s-8-pcie")
@@ -88,17 +94,17 @@ def test_the_matrix_of_a_machine() -> None:
             pair = frozenset((addresses[row], addresses[column]))
             assert cell == ("X" if row == column else spelt[pair]), (label, labels[column])
     for word in ("Legend:", "PIX   at most one PCIe switch", "Devices:"):
-        assert word in done.stdout
-    assert f"  GPU0   {addresses[0]}  NVIDIA L40S" in done.stdout
+        assert word in text
+    assert f"  GPU0   {addresses[0]}  NVIDIA L40S" in text
 
 
 def test_nvlinks_stand_before_the_path_class() -> None:
-    document = topo("dgx-h100")
+    document = topo("gb200-tray")
     between = [path for path in document["paths"] if path["nvlinks"]]
-    assert len(between) == 8 * 7 / 2
+    assert len(between) == 4 * 3 / 2
     assert {path["nvlinks"] for path in between} == {18}
-    _, rows = matrix(nearfield("topo", "--mock", "dgx-h100").stdout)
-    assert rows["GPU0"][:8] == ["X", *["NV18"] * 7]
+    _, rows = matrix(table("gb200-tray"))
+    assert rows["GPU0"][:5] == ["X", "NV18", "NV18", "NV18", "NODE"]
 
 
 def test_the_document() -> None:
@@ -120,7 +126,7 @@ def test_yaml_is_the_same_document() -> None:
 
 
 def test_what_is_unknown_is_said_to_be() -> None:
-    text = nearfield("topo", "--mock", "workstation-rtx").stdout
+    text = table("workstation-rtx")
     _, rows = matrix(text)
     assert rows == {"GPU0": ["X", "PHB", "-", "-"], "NIC0": ["PHB", "X", "-", "-"]}
     assert "\nFindings:\n  warning: 0000:01:00.0: " in text
@@ -170,10 +176,10 @@ def on_a_terminal(*arguments: str) -> str:
 
 
 def test_a_narrow_terminal_loses_no_column() -> None:
-    text = on_a_terminal("topo", "--mock", "l40s-8-pcie")
+    text = on_a_terminal("topo", "--mock", "gb200-tray")
     assert "\x1b[1m" in text
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    assert matrix(plain) == matrix(nearfield("topo", "--mock", "l40s-8-pcie").stdout)
+    assert matrix(plain) == matrix(table("gb200-tray"))
 
 
 def test_rails_come_from_the_configuration_file(tmp_path: Path) -> None:
@@ -253,5 +259,5 @@ def keys(value: object) -> set[str]:
 def test_the_documentation_names_every_field() -> None:
     page = (ROOT / "docs/output.md").read_text(encoding="utf-8")
     known = set(re.findall(r"`([A-Za-z]+)(?:\[\])?`", page)) | {"apiVersion", "kind"}
-    for machine in ("dgx-h100", "l40s-8-pcie", "workstation-rtx"):
+    for machine in ("gb200-tray", "l40s-8-pcie", "workstation-rtx"):
         assert keys(topo(machine)) - known == set()
