@@ -171,7 +171,10 @@ class Rpc:
 
 
 class Agent:
-    """One instance of the prepare room on a node's folders, from start to stop (or to its death: just drop it)."""
+    """One instance of the prepare room on a node's folders, from start to stop."""
+
+    directory_type = cdidir.CdiDirectory
+    record_type = store.Store
 
     def __init__(
         self,
@@ -198,9 +201,9 @@ class Agent:
                 (dev / f"nvidia{number}").touch()
         place = executor.Node(dialect=self.dialect, pool=POOL, boot_id=boot_id)
         self.locks = locks.Locks(state, stop=self.stop_event)
-        self.directory = cdidir.CdiDirectory(node / "cdi", dialect=self.dialect)
+        self.directory = self.directory_type(node / "cdi", dialect=self.dialect)
         self.nodes = devnodes.DeviceNodes(dev, mock=mock)
-        self.record = store.Store(
+        self.record = self.record_type(
             state,
             boot_id=boot_id,
             salvage=lambda: self.directory.entries(boot_id=boot_id),

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records and CDI files that earlier versions left on nodes load for ever. `record/record-N.db` and `record/claim-N-*.json`
+were written by the version with schema N; they are never written again. A new schema adds a file and a list of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from driver import values
+from driver.prepare import cdi, ledger, plan, store
+from tests.fakes import preparing
+
+FOLDER = Path(__file__).parent / "record"
+BOOT_ID = "0b1f6a3e-5f0a-4a51-8f0e-6f3b6d1c9a10"
+EPOCH = 7
+PUBLISHED = {"gpu-0000-1b-00-0": {"uuid": "GPU-1", "productName": "NVIDIA H100 80GB HBM3"}}
+
+
+def _ref(number: int, name: str) -> values.ClaimRef:
+    uid = f"5ad1c7e{number}-7c1f-4d7c-9a39-0242ac120002"
+    return values.ClaimRef(uid=values.ClaimUid(uid), namespace="team-a", name=name)
+
+
+def _device(bus: str, minor: int) -> ledger.HeldDevice:
+    return ledger.HeldDevice(
+        name=f"gpu-0000-{bus}-00-0", address=f"0000:{bus}:00.0", uuid=f"GPU-{minor}", nodes=(f"/dev/nvidia{minor}",)
+    )
+
+
+def _ids(claim: values.ClaimRef, device: str, share: str = "") -> tuple[str, str]:
+    return f"gpu.nearfield.dev/claim={claim.uid}-{device}{share}", "gpu.nearfield.dev/node=driver"
+
+
+_PLAIN, _PAIR, _MIXED = _ref(1, "plain"), _ref(2, "pair"), _ref(3, "mixed")
+_SHARE = "6b4d7f0a-5b2e-4d51-9c9f-0d3f3f6e8f11"
+
+ENTRIES = (
+    ledger.Entry(
+        claim=_PLAIN,
+        state=ledger.ClaimState.COMPLETED,
+        boot_id=BOOT_ID,
+        devices=(_device("1b", 0),),
+        results=(ledger.Result(request="gpu", pool="node-1", device="gpu-0000-1b-00-0"),),
+        cdi_ids=(_ids(_PLAIN, "gpu-0000-1b-00-0"),),
+    ),
+    ledger.Entry(
+        claim=_PAIR,
+        state=ledger.ClaimState.COMPLETED,
+        boot_id="a boot before",
+        devices=(_device("43", 1), _device("52", 2)),
+        results=tuple(
+            ledger.Result(request="pair/near", pool="node-1", device=device)
+            for device in ("gpu-0000-43-00-0", "gpu-0000-52-00-0")
+        ),
+        cdi_ids=(_ids(_PAIR, "gpu-0000-43-00-0"), _ids(_PAIR, "gpu-0000-52-00-0")),
+    ),
+    ledger.Entry(
+        claim=_MIXED,
+        state=ledger.ClaimState.COMPLETED,
+        boot_id=BOOT_ID,
+        devices=(_device("61", 3),),
+        results=(
+            ledger.Result(
+                request="part",
+                pool="node-1",
+                device="gpu-0000-61-00-0",
+                share_id=_SHARE,
+                consumed_capacity={"memory": "20Gi", "compute": "25"},
+            ),
+            ledger.Result(request="watch", pool="node-1", device="gpu-0000-61-00-0", admin=True),
+        ),
+        cdi_ids=(_ids(_MIXED, "gpu-0000-61-00-0", f"-{_SHARE}"), _ids(_MIXED, "gpu-0000-61-00-0")),
+    ),
+)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    shutil.copy(FOLDER / "record-1.db", tmp_path / store.FILE_NAME)
+    return tmp_path
+
+
+def test_a_record_of_schema_1_loads_and_is_used_on(record: Path) -> None:
+    reports = preparing.Reports()
+    opened = store.Store(record, boot_id=BOOT_ID, salvage=lambda: (), reports=reports)
+    assert opened.open() is None
+    assert opened.rows() == ENTRIES
+    assert opened.held_devices() == {device.name for entry in ENTRIES for device in entry.devices}
+    assert opened.load_published() == PUBLISHED
+    assert opened.next_epoch(0) == EPOCH + 1
+    opened.remove(ENTRIES[0], timeout_s=5)
+    opened.put(plan.PreparePlan(entry=ENTRIES[0], displaced=()), previous=None, timeout_s=5)
+    assert opened.rows() == ENTRIES
+    assert reports.rebuilt == []
+    opened.close()
+
+
+def test_a_record_of_schema_1_is_read_beside_the_agent(record: Path) -> None:
+    assert store.read_rows(record) == ENTRIES
+
+
+@pytest.mark.parametrize("number", range(len(ENTRIES)))
+def test_a_claim_file_of_schema_1_gives_its_record_back(number: int) -> None:
+    dialect = cdi.Dialect(driver="gpu.nearfield.dev", mock=False)
+    assert dialect.entry_of((FOLDER / f"claim-1-{number}.json").read_bytes()) == ENTRIES[number]
+
+
+def test_answers_of_schema_1_stay_the_same() -> None:
+    devices = ledger.answer(ENTRIES[2]).devices
+    assert [(device.request_names, device.cdi_device_ids, device.share_id) for device in devices] == [
+        (("part",), _ids(_MIXED, "gpu-0000-61-00-0", f"-{_SHARE}"), _SHARE),
+        (("watch",), _ids(_MIXED, "gpu-0000-61-00-0"), None),
+    ]
