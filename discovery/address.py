@@ -8,8 +8,7 @@ has five to eight digits. NVML writes `%08X:%02X:%02X.0` (nvmlPciInfo_t.busId).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 HostBridge = NewType("HostBridge", str)
 """A PCI host bridge as sysfs names its directory: `pci<domain>:<bus>`, e.g. `pci0000:3a`."""
@@ -18,9 +17,11 @@ _ADDRESS = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\
 _HOST_BRIDGE = re.compile(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PciAddress:
-    """Domain, bus, device, function; ordered as the kernel would number them. `str()` is the kernel's own spelling."""
+class PciAddress(NamedTuple):
+    """Domain, bus, device, function; ordered as the kernel would number them. `str()` is the kernel's own spelling.
+
+    A tuple, because addresses are the keys of nearly everything, and tuples hash and compare without running Python.
+    """
 
     domain: int
     bus: int

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import pathlib
 import types
 import typing
@@ -80,7 +81,7 @@ def encode(value: object) -> Any:
     """JSON of any value made of frozen dataclasses, enums, tuples, mappings, addresses and plain scalars. The types of a
     dataclass's fields are taken at their word.
     """
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list) and not isinstance(value, address.PciAddress):
         return [encode(item) for item in value]
     if isinstance(value, Mapping):
         return {str(encode(key)): encode(item) for key, item in value.items()}
@@ -114,8 +115,10 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _value_of(value: Any) -> Any:
-    return value.value
+_value_of = operator.attrgetter("_value_")
+"""The value of an enum member; the public attribute is a property in Python."""
+
+_spelled = functools.lru_cache(maxsize=4096)(str)
 
 
 def _optional_argument(hint: Any) -> Any:
@@ -169,7 +172,9 @@ def _writer(hint: Any) -> _Writer:
     if isinstance(hint, type):
         if issubclass(hint, enum.Enum):
             return _value_of
-        if issubclass(hint, address.PciAddress | pathlib.PurePath):
+        if issubclass(hint, address.PciAddress):
+            return _spelled
+        if issubclass(hint, pathlib.PurePath):
             return str
         if dataclasses.is_dataclass(hint):
             return _dataclass_writer(hint)
@@ -185,11 +190,11 @@ def _tuple_writer(arguments: tuple[Any, ...]) -> _Writer:
 
 
 def _dataclass_writer(cls: Any) -> _Writer:
-    writers: list[tuple[str, str, _Writer]] = []
+    writers: list[tuple[str, str, _Writer | None]] = []
 
     def write(value: Any) -> dict[str, Any]:
         return {
-            name: write_item(item)
+            name: item if write_item is None else write_item(item)
             for attribute, name, write_item in writers
             if (item := getattr(value, attribute)) is not None
         }
@@ -197,7 +202,9 @@ def _dataclass_writer(cls: Any) -> _Writer:
     # Compiled when first used: a dataclass may refer to itself.
     def compile_and_write(value: Any) -> dict[str, Any]:
         if not writers:
-            writers.extend((attribute, name, _writer(hint)) for attribute, name, hint, _ in _fields(cls))
+            for attribute, name, hint, _ in _fields(cls):
+                write_item = _writer(_optional_argument(hint) or hint)
+                writers.append((attribute, name, None if write_item is _same else write_item))
         return write(value)
 
     return compile_and_write
@@ -348,32 +355,36 @@ def _read_enum(members: Mapping[Any, enum.Enum], obj: Any) -> enum.Enum:
 
 def _dataclass_reader(cls: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT001 - passed on to the cached reader
     fields = _fields(cls)
-    readers: dict[str, tuple[str, _Reader]] = {}
+    readers: dict[str, tuple[str, _Reader, bool]] = {}
     optional = {
         attribute for attribute, _, hint, default in fields if not default and _optional_argument(hint) is not None
     }
-    required = {name for attribute, name, _, default in fields if not default and attribute not in optional}
+    required = [name for attribute, name, _, default in fields if not default and attribute not in optional]
 
     def read(obj: Any) -> Any:
         if not isinstance(obj, dict):
             raise _MisfitError(f"expected an object, found {_said(obj)}")
         if not readers:  # compiled when first used: a dataclass may refer to itself
-            readers.update({name: (attribute, _reader(hint, ignore_unknown)) for attribute, name, hint, _ in fields})
+            for attribute, name, hint, _ in fields:
+                inner = _optional_argument(hint)
+                readers[name] = (attribute, _reader(inner or hint, ignore_unknown), inner is not None)
         values: dict[str, Any] = dict.fromkeys(optional)
         key = ""
         try:
             for key, item in obj.items():
                 entry = readers.get(key)
                 if entry is not None:
-                    values[entry[0]] = entry[1](item)
+                    attribute, read_item, may_be_none = entry
+                    values[attribute] = None if item is None and may_be_none else read_item(item)
         except _MisfitError as misfit:
             misfit.place.append(f".{key}")
             raise
         if not ignore_unknown and not readers.keys() >= obj.keys():
             unknown = next(key for key in obj if key not in readers)
             raise _MisfitError(f"unknown field {_said(unknown)}; known are {', '.join(readers)}")
-        if not required <= obj.keys():
-            raise _MisfitError(f"{', '.join(sorted(required.difference(obj)))} missing")
+        for name in required:
+            if name not in obj:
+                raise _MisfitError(f"{name} missing")
         return cls(**values)
 
     return read

@@ -257,7 +257,7 @@ def test_a_fault_of_the_future_takes_effect_by_itself(tmp_path: Path) -> None:
                 break
             waiting.wait(0.05)
         assert link.is_symlink() is wanted
-    assert loaded
+    assert isinstance(loaded, library.Library)
 
 
 @pytest.mark.parametrize(("now", "on"), [(99.0, False), (109.9, False), (110.0, True), (119.9, True), (120.0, False)])
@@ -279,7 +279,7 @@ def test_when_a_fault_is_on(now: float, on: bool) -> None:
         (Fault(kind=Kind.ECC, target=GPU0, at_s=-1), "cannot begin before it is put in place"),
         (Fault(kind=Kind.ECC, target=GPU0, at_s=5, until_s=5), "must end after it begins"),
         (Fault(kind=Kind.XID, target=GPU0, xid=79, until_s=5), "an Xid is an event and does not end"),
-        (Fault(kind=Kind.GPU_LOST, target=dataclasses.replace(GPU0, bus=0xFF)), "no PCI function 0000:ff:00.0"),
+        (Fault(kind=Kind.GPU_LOST, target=GPU0._replace(bus=0xFF)), "no PCI function 0000:ff:00.0"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(tmp_path: Path, wrong: Fault, why: str) -> None:
