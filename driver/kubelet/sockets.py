@@ -275,7 +275,7 @@ def _listed_sockets(lock: Path) -> tuple[Path, ...]:
     try:
         with lock.open("rb") as file:
             names = json.loads(file.read(_LOCK_FILE_MAX_BYTES))["sockets"]
-        paths = tuple(Path(name) for name in names)
+        paths = tuple(Path(name) for name in names if b"\0" not in os.fsencode(name))
     except (ValueError, TypeError, KeyError, RecursionError):
         return ()
     return tuple(path for path in paths if path.suffix == ".sock" and ".." not in path.parts)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,7 @@ def agent() -> Iterator[Agent]:
         agent.close()
 
 
+SHARE = "0b5c7a4e-0000-4000-8000-000000000000"
 VERSIONS: tuple[kubelet_client.Version, ...] = ("v1", "v1beta1")
 
 
@@ -79,10 +81,18 @@ def test_prepare_and_unprepare(agent: Agent, version: kubelet_client.Version) ->
 
 def test_share_ids_are_for_v1_alone(agent: Agent) -> None:
     claim = kubelet_side.claim(1)
-    with_share = kubelet_side.prepared(claim, share_id="0b5c7a4e-0000-4000-8000-000000000000")
+    with_share = kubelet_side.prepared(claim, share_id=SHARE)
     agent.preparer.answers[claim.uid] = with_share
     assert agent.client.prepare([claim]) == {claim.uid: with_share}
     assert agent.client.prepare([claim], version="v1beta1") == {claim.uid: kubelet_side.prepared(claim)}
+    request = dra_v1beta1.NodePrepareResourcesRequest(
+        claims=[dra_v1beta1.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name)]
+    )
+    with grpc.insecure_channel(f"unix:{agent.server.paths.service}") as channel:
+        raw: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{plugin.SERVICE_V1BETA1}/{plugin.PREPARE}"
+        )
+        assert SHARE.encode() not in raw(request.SerializeToString())
 
 
 def test_repeat_gives_the_same_bytes(agent: Agent) -> None:
@@ -169,11 +179,17 @@ def test_claim_without_answer_and_answer_without_claim(agent: Agent) -> None:
 
 def test_answer_that_no_message_can_hold_is_that_claims_error(agent: Agent) -> None:
     good, bad = kubelet_side.claim(1), kubelet_side.claim(2)
-    device = values.PreparedDevice(request_names=(), pool="\udcff", device="d", cdi_device_ids=())
-    agent.preparer.answers[bad.uid] = values.Prepared(devices=(device,))
-    answer = agent.client.prepare([bad, good])
-    assert answer[good.uid] == kubelet_side.prepared(good)
-    assert isinstance(answer[bad.uid], values.Failed)
+    good_device = kubelet_side.prepared(bad).devices[0]
+    devices = (good_device, dataclasses.replace(good_device, pool="\udcff"))
+    agent.preparer.answers[bad.uid] = values.Prepared(devices=devices)
+    answer = agent.client.v1.NodePrepareResources(
+        dra_v1.NodePrepareResourcesRequest(
+            claims=[dra_v1.Claim(namespace=c.namespace, uid=c.uid, name=c.name) for c in (bad, good)]
+        )
+    ).claims
+    assert "UnicodeEncodeError" in answer[bad.uid].error
+    assert list(answer[bad.uid].devices) == []
+    assert (answer[good.uid].error, len(answer[good.uid].devices)) == ("", 2)
 
 
 def test_empty_request(agent: Agent) -> None:

@@ -150,15 +150,29 @@ def test_kubelet_that_knows_none_of_the_versions(root: Path, agent: server.Kubel
             node.prepare(DRIVER, [CLAIM])
 
 
-def test_socket_that_was_lost_is_registered_again(root: Path, agent: server.KubeletServer) -> None:
+def test_socket_that_was_lost_is_registered_again(
+    root: Path, agent: server.KubeletServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with standin(root) as node:
         (first,) = node.wait_registered(DRIVER)
         agent.paths.registration.unlink()
-        assert eventually(lambda: not agent.status().registered)
+        # Kubelet says nothing when it unregisters: the agent knows from the socket, until kubelet registers it again.
+        assert eventually(lambda: "was removed by somebody else" in caplog.text)
         assert eventually(lambda: agent.status().registered)
         node.wait_registered(DRIVER)
         assert node.prepare(DRIVER, [CLAIM])
         assert node.plugins(DRIVER) == (first,)
+
+
+def test_state_while_the_socket_is_lost(root: Path, agent: server.KubeletServer) -> None:
+    channel = kubelet_client.open_channel(agent.paths.registration)
+    stub = registration_v1_grpc.RegistrationStub(channel)
+    stub.NotifyRegistrationStatus(registration_v1.RegistrationStatus(plugin_registered=True), timeout=10)
+    assert agent.status().registered
+    agent.paths.registration.unlink()
+    assert eventually(lambda: "was removed by somebody else" in agent.status().error)
+    assert not agent.status().registered
+    channel.close()
 
 
 def test_kubelet_restarts(root: Path, agent: server.KubeletServer) -> None:

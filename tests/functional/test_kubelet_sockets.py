@@ -183,6 +183,17 @@ def test_live_socket_of_a_stranger_is_never_taken_over(root: Path, which: str) -
     assert not kubelet.paths.lock.exists()
 
 
+def test_stranger_who_comes_between_start_and_registration_is_not_taken_over(root: Path) -> None:
+    kubelet = build(root)
+    kubelet.start()
+    with kubelet_side.listening(kubelet.paths.registration):
+        theirs = kubelet.paths.registration.stat().st_ino
+        with pytest.raises(SocketError, match="is served by a live process"):
+            kubelet.registration()
+        kubelet.stop()
+        assert kubelet.paths.registration.stat().st_ino == theirs
+
+
 def test_file_in_the_place_of_a_socket_is_not_overwritten(root: Path) -> None:
     kubelet = build(root)
     kubelet.paths.service.parent.mkdir(parents=True)

@@ -151,8 +151,19 @@ def test_socket_that_somebody_serves_stays_though_its_lock_is_free(root: Path) -
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"sockets": 1}', '{"sockets": [1]}', '{"sockets": null}', "[" * 3000, "\udcff"],
-    ids=range(9),
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"sockets": 1}',
+        '{"sockets": [1]}',
+        '{"sockets": null}',
+        "[" * 3000,
+        "\udcff",
+        '{"sockets": ["/\\ud800.sock"]}',
+    ],
+    ids=range(10),
 )
 def test_odd_lock_file_lists_nothing(root: Path, content: str) -> None:
     gone = paths(root, "gone")
@@ -167,6 +178,7 @@ def test_lock_file_is_not_believed_about_other_directories_or_files(root: Path) 
     leave_socket(elsewhere)
     file.write_text("not a socket")
     listed = [str(path) for path in (elsewhere, through, file, root / "plugin" / "missing.sock")]
+    listed += [f"{root}/plugin/{odd}.sock" for odd in ("\0", "n" * 300)]
     paths(root, "gone").lock.write_text(json.dumps({"sockets": listed}))
     assert sockets.remove_stale(paths(root)) == ()
     assert elsewhere.is_socket()
