@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from driver.cli import main
 
@@ -79,9 +80,9 @@ def test_the_group_says_of_a_verb_what_the_verb_says(verb: str) -> None:
     command = importlib.import_module(f"driver.cli.{verb}").command
     assert command.name == verb
     assert (command.help or "").startswith(main.VERBS[verb])
-    done = nearfield(verb, "--help")
-    assert done.returncode == 0
-    assert done.stderr == ""
+    shown = CliRunner().invoke(main.group, [verb, "--help"], prog_name="nearfield")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"Usage: nearfield {verb} ")
 
 
 @pytest.mark.parametrize(
