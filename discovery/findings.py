@@ -5,6 +5,36 @@ from __future__ import annotations
 
 from discovery import errors, model
 
+CODES = frozenset(
+    (
+        "contradiction",
+        "device-node-missing",
+        "driver-version-differs",
+        "fabric-failed",
+        "gpu-not-ready",
+        "gpu-virtual-functions",
+        "gpu-without-function",
+        "link-width-differs",
+        "mig-mode-pending",
+        "minor-differs",
+        "no-gpu",
+        "numa-node-unreadable",
+        "numa-unknown",
+        "nvlink-down",
+        "nvlink-inferred",
+        "nvlink-unknown",
+        "pci-config-restricted",
+        "pci-config-unreadable",
+        "pci-identity",
+        "pci-path-unknown",
+        "pcie-link-narrow",
+        "pool-too-large",
+        "rail-without-nic",
+        "uuid-differs",
+    )
+)
+"""Every code that is not `<source>-<kind>` of a SourceError; docs/findings.md says what each means and what to do."""
+
 MAX_FINDINGS = 500
 """A tree of ten thousand broken files is one problem, and the Snapshot has to stay small enough to be passed on."""
 
@@ -18,19 +48,22 @@ class Findings:
 
     def info(self, code: str, subject: object, message: str) -> None:
         """Something that explains."""
+        assert code in CODES
         self._add(code, model.Severity.INFO, subject, message)
 
     def warning(self, code: str, subject: object, message: str) -> None:
         """Something that costs a fact or a path."""
+        assert code in CODES
         self._add(code, model.Severity.WARNING, subject, message)
 
     def error(self, code: str, subject: object, message: str) -> None:
         """Something that takes a device out of use, or should not be possible."""
+        assert code in CODES
         self._add(code, model.Severity.ERROR, subject, message)
 
     def failed(self, subject: object, error: errors.SourceError) -> None:
         """One reading of one source failed, and the fact it would have given stays unknown."""
-        self.warning(f"{error.source}-{error.kind}", subject, str(error))
+        self._add(f"{error.source}-{error.kind}", model.Severity.WARNING, subject, str(error))
 
     def result(self) -> tuple[model.Finding, ...]:
         """All of them, ordered by code and subject."""

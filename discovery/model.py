@@ -124,7 +124,8 @@ class PortType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bridge:
-    """A PCI-to-PCI bridge function. `port_type_inferred` is True when the configuration space was not readable and
+    """A PCI-to-PCI bridge function above a device of the Snapshot; others are not read, because reading the configuration
+    space of an idle port wakes it. `port_type_inferred` is True when the configuration space was not readable and
     the type follows from the place in the chain (one root port, then pairs of upstream and downstream ports).
     """
 
@@ -157,7 +158,9 @@ class RemoteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvLink:
-    """One NVLink of a GPU. `remote` is known for peers with a PCI address; links to an NVSwitch may not give one."""
+    """One NVLink of a GPU. `version` is the generation (NVLink 4 is 4). `remote` is known for peers with a PCI address; links
+    to an NVSwitch may not give one.
+    """
 
     link: int
     active: bool
@@ -309,7 +312,9 @@ class Nvme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """The path between two devices, `a` < `b`. `nvlinks`: active NVLinks between two GPUs (0: none)."""
+    """The path between two devices, `a` < `b`. `nvlinks`: active NVLinks between two GPUs (0: none). There is a path between
+    every two GPUs, NICs and NVMe controllers, but for virtual functions, which share those of their physical function.
+    """
 
     a: PciAddress
     b: PciAddress

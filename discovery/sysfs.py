@@ -27,9 +27,6 @@ _PAGE = 4096
 MAX_CPUS = 65_536
 """More than any kernel is built for (CONFIG_NR_CPUS), so that a list with a wrong number cannot fill the memory."""
 
-Trace = Callable[[str, str, "bytes | str | tuple[str, ...]"], None]
-"""Called with path, kind (`file`, `link`, `list`) and content for everything that was there and was read."""
-
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO}
 _T = TypeVar("_T")
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -39,12 +36,11 @@ _CPU_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 class Sysfs:
-    """Reads one machine's /sys and /proc. Stateless; safe in several threads if `trace` is."""
+    """Reads one machine's /sys and /proc. Stateless, so safe in several threads."""
 
-    def __init__(self, *, sys: Path = Path("/sys"), proc: Path = Path("/proc"), trace: Trace | None = None) -> None:
+    def __init__(self, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> None:
         self._sys = str(sys)
         self._proc = str(proc)
-        self._trace = trace
 
     @property
     def sys(self) -> Path:
@@ -79,8 +75,6 @@ class Sysfs:
         except OSError as err:
             _raise_unless_absent(path, err)
             return None
-        if self._trace is not None:
-            self._trace(path, "file", data)
         return data
 
     def text(self, path: str) -> str | None:
@@ -141,20 +135,16 @@ class Sysfs:
             return None
         if not _is_text(target):
             raise _malformed(path, "points to a name that is no text")
-        if self._trace is not None:
-            self._trace(path, "link", target)
         return target
 
     def names(self, path: str) -> tuple[str, ...]:
         """The sorted names in a directory, those that are no text left out; none where there is no directory."""
         try:
-            listing = tuple(sorted(filter(_is_text, os.listdir(self._place(path)))))  # noqa: PTH208 - names only
+            listing = os.listdir(self._place(path))  # noqa: PTH208 - names are all that is needed
         except OSError as err:
             _raise_unless_absent(path, err)
             return ()
-        if self._trace is not None:
-            self._trace(path, "list", listing)
-        return listing
+        return tuple(sorted(filter(_is_text, listing)))
 
     def boot_id(self) -> str | None:
         """The identity of this boot of the kernel."""

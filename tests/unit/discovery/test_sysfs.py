@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sysfs: what is absent, what is an error, bounds, traces, and directories whose broken attributes are Findings."""
+"""Sysfs: what is absent, what is an error, bounds, and directories whose broken attributes are Findings."""
 
 from __future__ import annotations
 
@@ -103,18 +103,6 @@ def test_a_root_that_is_no_directory_ends_it(tmp_path: Path) -> None:
     assert not caught.value.retryable
 
 
-def test_everything_that_was_there_is_traced(tree: pcitree.Tree) -> None:
-    tree.write("sys/a/b", "1")
-    tree.link("sys/a/l", "a/b")
-    seen: list[tuple[str, str, object]] = []
-    files = sysfs.Sysfs(sys=tree.sys, proc=tree.proc, trace=lambda *event: seen.append(event))
-    files.number("sys/a/b")
-    files.link("sys/a/l")
-    files.names("sys/a")
-    files.text("sys/nothing")
-    assert seen == [("sys/a/b", "file", b"1\n"), ("sys/a/l", "link", "b"), ("sys/a", "list", ("b", "l"))]
-
-
 def test_a_directory_notes_what_is_broken_and_goes_on(tree: pcitree.Tree) -> None:
     tree.write("sys/d/good", "5")
     tree.write("sys/d/bad", "five")
@@ -158,13 +146,3 @@ def test_lists_of_cpus(cpus: set[int]) -> None:
 def test_what_is_no_list_of_cpus(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
         sysfs.parse_list(text)
-
-
-def test_findings_are_bounded_and_say_so() -> None:
-    found = findings.Findings()
-    for number in range(findings.MAX_FINDINGS + 10):
-        found.info("code", number, "message")
-        found.info("code", number, "message")
-    result = found.result()
-    assert len(result) == findings.MAX_FINDINGS + 1
-    assert result[-1].code == "too-many-findings"
