@@ -73,7 +73,7 @@ _SECRET_CAPABILITIES = (0x03, 0x09)
 _SECRET_EXTENDED = (0x0003, 0x000B, 0x0023)
 """Device serial number (a MAC address more often than not), vendor specific, designated vendor specific."""
 
-_DISPLAY = 0x03
+_DISPLAY = "0x03"
 _NVIDIA = "0x10de"
 _MAX_CONTENT = recording.MAX_BYTES // 2
 
@@ -119,11 +119,16 @@ class _Taken:
         self.entries: dict[str, Entry] = {}
         self._bytes = 0
 
+    def read(self, path: str) -> bytes | None:
+        """The content of a file, None where it is not to be had."""
+        with contextlib.suppress(errors.SourceError):
+            return self.files.read(path)
+        return None
+
     def file(self, path: str, *, content: bytes | None = None) -> None:
         """Takes a file, if it is there and readable, or what is left of it."""
         if content is None:
-            with contextlib.suppress(errors.SourceError):
-                content = self.files.read(path)
+            content = self.read(path)
         if content is not None:
             try:
                 self._add(path, content.decode())
@@ -136,14 +141,16 @@ class _Taken:
             self.file(f"{directory}/{name}")
 
     def link(self, path: str) -> str | None:
-        """Takes a link; where it leads, lexically."""
+        """Takes a link; where it leads, lexically. DocumentError when that is out of the trees."""
         target = None
         with contextlib.suppress(errors.SourceError):
             target = self.files.link(path)
         if target is None:
             return None
+        for problem in recording.path_problems({path: Link(target)}):
+            raise DocumentError(f"cannot be captured: {problem}")
         self._add(path, Link(target))
-        return posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        return Tree(self.entries).resolve(path)
 
     def names(self, path: str) -> tuple[str, ...]:
         """What a directory holds."""
@@ -165,10 +172,9 @@ def _functions(taken: _Taken) -> None:
         if here is None or not here.startswith("sys/devices/"):
             continue
         taken.every(here, _FUNCTION_FILES)
-        with contextlib.suppress(errors.SourceError):
-            config = taken.files.read(f"{here}/config")
-            if config is not None:
-                taken.file(f"{here}/config", content=_without_secrets(config))
+        config = taken.read(f"{here}/config")
+        if config is not None:
+            taken.file(f"{here}/config", content=_without_secrets(config))
         for link in (*_FUNCTION_LINKS, *(name for name in taken.names(here) if re.fullmatch("virtfn[0-9]+", name))):
             target = taken.link(f"{here}/{link}")
             if link == "driver" and target is not None:
@@ -207,13 +213,11 @@ def _without_secrets(config: bytes) -> bytes:
 
 def _class(taken: _Taken, class_name: str, wanted: Iterable[str]) -> None:
     for device in taken.names(f"sys/class/{class_name}"):
-        target = None
-        with contextlib.suppress(errors.SourceError):
-            target = taken.files.link(f"sys/class/{class_name}/{device}")
-        here = None if target is None else posixpath.normpath(f"sys/class/{class_name}/{target}")
+        link = f"sys/class/{class_name}/{device}"
+        here = taken.link(link)
         if here is None or not here.startswith("sys/devices/") or here.startswith("sys/devices/virtual/"):
+            taken.entries.pop(link, None)
             continue
-        taken.link(f"sys/class/{class_name}/{device}")
         taken.every(here, wanted)
         taken.link(f"{here}/device")
         if class_name == "infiniband":
@@ -256,10 +260,7 @@ def _proc(taken: _Taken) -> None:
 
 
 def _lines(taken: _Taken, path: str) -> str:
-    try:
-        return taken.files.text(path) or ""
-    except errors.SourceError:
-        return ""
+    return (taken.read(path) or b"").decode(errors="replace")
 
 
 def _capabilities(taken: _Taken, directory: str, *, depth: int) -> None:
@@ -295,8 +296,8 @@ def _gpus(taken: _Taken) -> list[PciAddress]:
     found = []
     for link in tree.below("sys/bus/pci/devices"):
         here = tree.resolve(link)
-        class_code = tree.text(f"{here}/class") or "0x0"
-        if tree.text(f"{here}/vendor") == _NVIDIA and int(class_code, 16) >> 16 == _DISPLAY:
+        class_code = tree.text(f"{here}/class") or ""
+        if tree.text(f"{here}/vendor") == _NVIDIA and class_code.startswith(_DISPLAY):
             with contextlib.suppress(ValueError):
                 found.append(address.parse(posixpath.basename(link)))
     return found

@@ -169,9 +169,11 @@ class Driver:
         return None
 
     def wait_event(self, events: EventSet, *, timeout_s: float) -> tuple[PciAddress, int, int]:
-        """nvmlEventSetWait: the next event, or NVML_ERROR_TIMEOUT."""
+        """nvmlEventSetWait: the next event, or NVML_ERROR_TIMEOUT; a lost GPU among those watched ends the wait."""
         ends = self._clock() + timeout_s
         while (event := self.next_event(events)) is None:
+            if not self.view().lost.isdisjoint(events.registered):
+                raise StatusError(abi.GPU_IS_LOST)
             rest = ends - self._clock()
             if rest <= 0:
                 raise StatusError(abi.TIMEOUT)

@@ -111,7 +111,7 @@ class Library:
         return called
 
 
-def load_library(directory: Path) -> object:
+def load_library(directory: Path) -> Library:
     """The library of a machine that `render` wrote, with its timed faults running. DocumentError when there is none."""
     timeline = faults.Timeline(directory)
     timeline.advance(time.time())

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import binascii
 import gzip
-import hashlib
 import io
 import json
 import posixpath
@@ -252,11 +251,6 @@ def _unpack(data: bytes, name: str) -> bytes:
             return file.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as err:
         raise DocumentError(f"{name}: damaged gzip: {err}") from err
-
-
-def digest(dumped: bytes) -> str:
-    """A hash of the whole content, from what `dump` made of it."""
-    return hashlib.sha256(dumped).hexdigest()
 
 
 class Tree:

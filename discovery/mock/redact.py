@@ -21,7 +21,7 @@ _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}")
 _IPOIB = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){19}")
 _GUID = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_UUID_LINE = re.compile(r"^GPU UUID:\s*GPU-(\S+)$", re.MULTILINE)
+_UUID_LINE = re.compile(r"^gpu uuid:\s*gpu-(\S+)$", re.MULTILINE)
 _NETDEV = re.compile(r"(.*)/net/[^/]+/address")
 _RDMA = re.compile(r"(.*)/infiniband/[^/]+/(?:node_guid|sys_image_guid)")
 _GPU = re.compile(r"proc/driver/nvidia/gpus/([^/]+)/information")
@@ -45,7 +45,7 @@ class Redaction:
         for gpu in nvml.gpus if nvml is not None else ():
             self._uuid((gpu.uuid or "").removeprefix("GPU-"), str(gpu.pci))
             if gpu.fabric is not None:
-                self._uuid(gpu.fabric.cluster_uuid or "", "fabric")
+                self._uuid(gpu.fabric.cluster_uuid or "", self._ordinal("", "fabric"))
 
     def text(self, text: str) -> str:
         """A text without what was learned."""
@@ -57,21 +57,8 @@ class Redaction:
         return self._pattern.sub(lambda match: self._spelt[match[0].lower()], text)
 
     def files(self, files: Mapping[str, Entry]) -> dict[str, Entry]:
-        """Files without what was learned, in names, links and contents. A serial number may be too short to be looked for
-        elsewhere and is replaced where it stands.
-        """
-        clean: dict[str, Entry] = {}
-        for path, entry in files.items():
-            serial = _SERIAL.fullmatch(path)
-            match entry:
-                case str() if serial:
-                    entry = f"{identity.number_of(_MACHINE, _end(serial[1]), digits=14)}\n"  # noqa: PLW2901 - the cleaned entry
-                case str():
-                    entry = self.text(entry)  # noqa: PLW2901 - as above
-                case Link():
-                    entry = Link(self.text(entry.target))  # noqa: PLW2901 - as above
-            clean[self.text(path)] = entry
-        return clean
+        """Files without what was learned, in names, links and contents."""
+        return {self.text(path): self._entry(path, entry) for path, entry in files.items()}
 
     def nvml(self, nvml: state.Nvml | None) -> state.Nvml | None:
         """The state without what was learned, and without serial numbers."""
@@ -83,6 +70,18 @@ class Redaction:
                 gpu["serial"] = identity.number_of(_MACHINE, gpu["pci"], digits=13)
         return codec.decode(state.Nvml, obj, place="redacted NVML state")
 
+    def _entry(self, path: str, entry: Entry) -> Entry:
+        serial = _SERIAL.fullmatch(path)
+        match entry:
+            case str() if serial:  # it may be too short to be looked for elsewhere: it is replaced where it stands
+                return f"{identity.number_of(_MACHINE, _end(serial[1]), digits=14)}\n"
+            case str():
+                return self.text(entry)
+            case bytes():
+                return entry
+            case Link():
+                return Link(self.text(entry.target))
+
     def _learn_file(self, path: str, text: str) -> None:
         if match := _NETDEV.fullmatch(path):
             self._hardware_address(text, self._ordinal(match[1], "net"))
@@ -90,9 +89,7 @@ class Redaction:
             self._guid(text, self._ordinal(match[1], "rdma"))
         elif path == "proc/sys/kernel/random/boot_id":
             self._uuid(text, "boot")
-        elif (match := _GPU.fullmatch(path)) and (
-            line := _UUID_LINE.search(text.replace("gpu uuid", "GPU UUID").replace("gpu-", "GPU-"))
-        ):
+        elif (match := _GPU.fullmatch(path)) and (line := _UUID_LINE.search(text)):
             self._uuid(line[1], match[1])
 
     def _ordinal(self, directory: str, what: str) -> str:
@@ -103,31 +100,32 @@ class Redaction:
 
     def _hardware_address(self, text: str, place: str) -> None:
         if _MAC.fullmatch(text):
-            self._add(text, identity.mac_of(_MACHINE, place), ":", pairs=True)
+            self._add(text, identity.mac_of(_MACHINE, place))
         elif _IPOIB.fullmatch(text):
             guid = text[-23:].replace(":", "")
             self._guid(":".join(guid[start : start + 4] for start in (0, 4, 8, 12)), place)
 
     def _guid(self, text: str, place: str) -> None:
         if _GUID.fullmatch(text):
-            self._add(text, identity.guid_of(_MACHINE, place), ":", pairs=False)
+            self._add(text, identity.guid_of(_MACHINE, place))
 
     def _uuid(self, text: str, place: str) -> None:
-        if _UUID.fullmatch(text.lower()) and text.strip("0-"):
-            self._spelt.setdefault(text.lower(), identity.uuid_of(_MACHINE, place))
-            self._pattern = None
+        text = text.lower()
+        if _UUID.fullmatch(text) and text.strip("0-"):
+            self._replace(text, identity.uuid_of(_MACHINE, place))
 
-    def _add(self, text: str, pseudonym: str, separator: str, *, pairs: bool) -> None:
-        """A number in all the ways in which it is spelt: as it is, without separators, in pairs of digits."""
-        digits, new = text.replace(separator, ""), pseudonym.replace(separator, "")
-        if not digits.strip("0f"):
-            return
-        self._spelt.setdefault(text, pseudonym)
-        new = self._spelt[text].replace(separator, "")
-        self._spelt.setdefault(digits, new)
-        if not pairs:
-            self._spelt.setdefault(_paired(digits), _paired(new))
+    def _add(self, text: str, pseudonym: str) -> None:
+        """A number in all the ways in which it is spelt: as it is, without colons, in pairs of digits."""
+        digits = text.replace(":", "")
+        if digits.strip("0") and digits.strip("f"):
+            new = self._replace(text, pseudonym).replace(":", "")
+            self._replace(digits, new)
+            self._replace(_paired(digits), _paired(new))
+
+    def _replace(self, text: str, pseudonym: str) -> str:
+        """Remembers a pseudonym, or tells the one that a value has already."""
         self._pattern = None
+        return self._spelt.setdefault(text, pseudonym)
 
 
 def _paired(digits: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
@@ -44,7 +45,7 @@ def render(machine: recording.Recording, directory: Path, *, clock: Callable[[],
     written, or if the directory holds anything else.
     """
     dumped = recording.dump(machine)
-    digest = recording.digest(dumped)
+    digest = hashlib.sha256(dumped).hexdigest()
     file = live.LiveFile(directory)
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)

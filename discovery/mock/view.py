@@ -32,11 +32,7 @@ class View:
 
     def faults_of(self, function: str, pci: PciAddress | None) -> tuple[fault.Fault, ...]:
         """The faults that hit one call."""
-        return tuple(
-            hit
-            for hit in self.call_faults
-            if hit.target in (None, pci) and (hit.function == function if hit.function else True)
-        )
+        return tuple(hit for hit in self.call_faults if hit.target in (None, pci) and hit.function in (None, function))
 
 
 def view(now_live: live.Live, *, now: float) -> View:

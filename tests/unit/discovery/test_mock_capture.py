@@ -178,7 +178,7 @@ def test_only_kernel_options_that_matter_are_taken(tmp_path: Path) -> None:
     (tree.sys / "class/dmi/id/product_serial").write_text("XYZ\n")
     captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
     assert captured.files["proc/cmdline"] == "intel_iommu=on iommu=pt pci=noaer\n"
-    assert captured.files["proc/cpuinfo"] == "processor\t: 0\nmodel name\t: X\n"
+    assert captured.files["proc/cpuinfo"] == "processor\t: 0\nmodel name\t: X\n\n"
     assert not any(path.endswith("product_serial") for path in captured.files)
 
 
@@ -222,7 +222,7 @@ def test_a_link_out_of_the_tree_is_refused(tmp_path: Path, target: str) -> None:
     link = mockmachine.directory_of(tree, mockmachine.GPU0) / "driver"
     link.unlink()
     link.symlink_to(target)
-    with pytest.raises(DocumentError, match=r"leads out of the recording|a target is relative"):
+    with pytest.raises(DocumentError, match=r"cannot be captured: .*(leads out of the recording|a target is relative)"):
         capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
 
 
@@ -241,6 +241,17 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     vendor.mkdir()
     captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
     assert f"{recording.Tree(captured.files).function(mockmachine.GPU0)}/vendor" not in captured.files
+
+
+def test_nonsense_in_a_file_is_captured_as_it_is(tmp_path: Path) -> None:
+    tree = mockmachine.rendered(tmp_path)
+    here = mockmachine.directory_of(tree, mockmachine.GPU0)
+    (here / "class").write_text("chairs\n")
+    (here / "local_cpulist").write_bytes(b"\xff\xfe")
+    captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
+    inside = recording.Tree(captured.files).function(mockmachine.GPU0)
+    assert captured.files[f"{inside}/class"] == "chairs\n"
+    assert captured.files[f"{inside}/local_cpulist"] == b"\xff\xfe"
 
 
 def test_an_endless_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

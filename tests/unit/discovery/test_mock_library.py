@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -345,6 +347,22 @@ def test_xids_reach_those_who_wait_for_them(nvml: Path) -> None:
     pynvml.nvmlEventSetFree(events)
     _fails(abi.INVALID_ARGUMENT, pynvml.nvmlEventSetWait_v2, events, 0)
     _fails(abi.NOT_SUPPORTED, pynvml.nvmlDeviceRegisterEvents, _gpu(), 0x4000, pynvml.nvmlEventSetCreate())
+
+
+def test_waiting_for_events_of_a_lost_gpu_ends(nvml: Path) -> None:
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(_gpu(), pynvml.nvmlEventTypeXidCriticalError, events)
+    faults.apply(nvml, [fault.Fault(kind=fault.Kind.GPU_LOST, target=mockmachine.GPU0)])
+    _fails(abi.GPU_IS_LOST, pynvml.nvmlEventSetWait_v2, events, 20_000)
+
+
+def test_replaying_needs_nothing_large() -> None:
+    """The process that holds the library is to stay small: no reader of people's documents, no OpenSSL."""
+    program = (
+        "import sys, discovery.mock.library; print(*{'pydantic', 'yaml', 'pynvml', 'hashlib'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == ""
 
 
 def test_an_xid_before_the_registration_is_not_delivered(nvml: Path) -> None:
