@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -259,12 +259,6 @@ class Locator:
             current_speed_gts=_speed(directory.text("current_link_speed")),
         )
         return None if link == model.PcieLink() else link
-
-
-def with_switches(pci: model.PciFunction, ports: Mapping[PciAddress, model.PortType | None]) -> model.PciFunction:
-    """A function with its PCIe switches, once the port types of all bridges are known."""
-    switches = pcie.switches(pci.bridges, ports)
-    return replace(pci, switches=switches, switch=switches[0] if switches else None)
 
 
 def _told_identity(directory: sysfs.Directory) -> pcie.Identity | None:

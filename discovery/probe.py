@@ -8,7 +8,6 @@ they are. Whatever fails on the way costs that fact and is a Finding; only a roo
 from __future__ import annotations
 
 import contextlib
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -106,7 +105,7 @@ class Machine:
         found = findings.Findings()
         functions = pci.functions(self._files, endpoints.class_devices(self._files, "infiniband", found), found)
         drivers = {function.address: self._driver(function, found) for function in functions}
-        self._bound = _bound(drivers.items())
+        self._bound = _bound((at.address, drivers[at.address]) for at in functions if at.kind is pci.Kind.GPU)
         with self._session(found) as reader:
             readings = tuple(
                 reader.reading(function.address, drivers[function.address])
@@ -257,20 +256,6 @@ def probe(
     return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=clock).probe()
 
 
-def rescan(
-    *, sysfs: sysfs.Sysfs, dev: Path, library: object | None, origin: model.Origin, options: ProbeOptions
-) -> model.Rescan:
-    """One cheap look; see `Machine.rescan`."""
-    return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=time.time).rescan()
-
-
-def sample(
-    *, sysfs: sysfs.Sysfs, dev: Path, library: object | None, origin: model.Origin, options: ProbeOptions
-) -> tuple[model.GpuSample, ...]:
-    """One sample of all GPUs; see `Machine.sample`."""
-    return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=time.time).sample()
-
-
 def _bound(drivers: Iterable[tuple[PciAddress, str | None]]) -> tuple[PciAddress, ...]:
-    """The functions that NVIDIA's driver has, ordered by address; NICs and NVMe controllers have other drivers."""
-    return tuple(sorted(where for where, driver in drivers if driver == gpus.NVIDIA_DRIVER))
+    """The GPUs that NVIDIA's driver has."""
+    return tuple(where for where, driver in drivers if driver == gpus.NVIDIA_DRIVER)

@@ -145,6 +145,20 @@ def test_a_crash_of_nvml_costs_one_look_and_leaves_a_trace(
     assert len(prober.probe(timeout_s=PATIENCE_S).gpus) == 1
 
 
+def test_a_worker_that_talks_without_end_is_heard_out_but_not_logged(
+    mock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nfor _ in range(5000): print('x' * 2000, file=sys.stderr)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    prober = child.ProbeChild(source=source(mock), options=child.ProbeOptions())
+    with caplog.at_level(logging.WARNING, logger="discovery.child"):
+        assert len(prober.rescan(timeout_s=PATIENCE_S).gpus) == 1
+        prober.close()
+    assert len(caplog.records) == 101
+    assert "says more than is logged" in caplog.text
+    assert max(len(record.getMessage()) for record in caplog.records) < 600
+
+
 def test_a_worker_that_is_killed_between_two_looks_is_replaced_in_silence(prober: child.ProbeChild, mock: Path) -> None:
     prober.rescan(timeout_s=PATIENCE_S)
     (worker,) = workers(str(mock))
