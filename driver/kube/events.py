@@ -95,8 +95,10 @@ class EventRecorder:
         host: str,
         observer: EventObserver,
         clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+        retry_s: float = RETRY_S,
     ) -> None:
         """`component`: the driver's name. `host`: the node's."""
+        self._retry_s = retry_s
         self._component = component
         self._host = host
         self._observer = observer
@@ -121,6 +123,10 @@ class EventRecorder:
         if self._thread is not None:
             self._thread.join(timeout_s)
         self._stopping.set()
+
+    def idle(self) -> bool:
+        """Whether everything that was said is written or lost."""
+        return self._queue.unfinished_tasks == 0
 
     def claim(self, claim: values.ClaimRef, *, reason: str, message: str, warning: bool = True) -> None:
         """Say something about a ResourceClaim."""
@@ -168,6 +174,7 @@ class EventRecorder:
                 ok = False
             if ok is not None:
                 self._observer.event(ok=ok)
+            self._queue.task_done()
 
     def _write(self, api: EventApi, about: _About) -> bool | None:
         """Whether it stands on the server now; None when it only adds to a later count."""
@@ -199,7 +206,7 @@ class EventRecorder:
                 api.create_event(about.event_namespace, body, timeout_s=TIMEOUT_S)
             except errors.ApiError as error:
                 self._trouble.failed(str(error))
-                if not error.retryable or attempt == RETRIES - 1 or self._stopping.wait(RETRY_S):
+                if not error.retryable or attempt == RETRIES - 1 or self._stopping.wait(self._retry_s):
                     return False
             else:
                 self._trouble.passed()
