@@ -238,8 +238,7 @@ class ApiServer:
         call = self._understand(request, where)
         effects = self.faults.strike(call)
         answer = self._do(call, where, request, channel, effects)
-        if faults.LoseAnswer() in effects:
-            raise http.Hangup
+        self.faults.finish(effects)
         return answer
 
     def _understand(self, request: http.HttpRequest, where: routes.Route) -> faults.ApiCall:

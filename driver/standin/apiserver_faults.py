@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,13 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
+class DelayAnswer:
+    """Do it at once, but say so later: watches may tell of it first."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Hang:
     """Take the request and never answer, as behind a network that drops packets."""
 
@@ -63,7 +70,7 @@ class Mutate:
     change: Callable[[dict[str, Any]], None]
 
 
-Effect = Refuse | Delay | Hang | Disconnect | LoseAnswer | Mutate
+Effect = Refuse | Delay | DelayAnswer | Hang | Disconnect | LoseAnswer | Mutate
 
 
 class Injection:
@@ -131,7 +138,7 @@ class Faults:
             self._stopping.set()
 
     def strike(self, call: ApiCall) -> tuple[Effect, ...]:
-        """Let the faults happen that come before the work; what is left is for the caller (LoseAnswer, Mutate)."""
+        """Let the faults happen that come before the work; what comes with or after it is returned (`finish`, Mutate)."""
         later: list[Effect] = []
         for injection in self._injections:
             if not injection.takes(call):
@@ -147,6 +154,15 @@ class Faults:
                     raise http.Hangup
                 case Disconnect():
                     raise http.Hangup
-                case LoseAnswer() | Mutate():
+                case LoseAnswer() | DelayAnswer() | Mutate():
                     later.append(injection.effect)
         return tuple(later)
+
+    def finish(self, effects: Iterable[Effect]) -> None:
+        """Let the faults happen that come after the work."""
+        for effect in effects:
+            match effect:
+                case DelayAnswer(seconds):
+                    self._stopping.wait(seconds)
+                case LoseAnswer():
+                    raise http.Hangup

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a Snapshot to the devices that are offered: names, attributes, capacities, order. Pure.
+
+A GPU is offered when NVML gave its UUID, memory and product (state READY), MIG is off, and everything that a device must
+say of itself is known. That is strict on purpose: a missing description would end the allocation of every pod that asks
+for it, and an invented one would place pods wrongly. Only a description in words can be unknown: it is then `UNKNOWN`, as
+an architecture newer than our NVML binding is no reason to keep a GPU from everybody. Whatever keeps a GPU back is a Finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from discovery import model
+from discovery.address import PciAddress
+from driver import values
+from driver.publish import attributes, ordering, syntax
+
+MAX_NUMA_NODE = 1023
+"""Above this the kernel has none (MAX_NUMNODES), and the standard attribute allows none."""
+
+_MAX_STANDARD_DOMAIN = 0xFFFF
+_VERSION = re.compile(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?(.*)", re.ASCII | re.DOTALL)
+_NIL_UUID = re.compile(r"[0-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A strict semantic version, an attribute type of its own: CEL compares it by its numbers."""
+
+    text: str
+
+
+AttributeValue = bool | int | str | Version | tuple[int, ...] | tuple[str, ...]
+"""A tuple is the list form, which servers refuse unless DRAListTypeAttributes is on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device as it is offered. `absent`: it was offered before and cannot be used now; nobody new may get it."""
+
+    name: str
+    address: PciAddress
+    attributes: Mapping[str, AttributeValue]
+    capacity: Mapping[str, int]
+    absent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOptions:
+    """What an admin decides about publishing. `numa_list` and `pcie_switches` need DRAListTypeAttributes on the server."""
+
+    driver_name: str
+    numa_list: bool = False
+    pcie_switches: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The devices in the order in which they are offered, and what was odd about making them."""
+
+    devices: tuple[Device, ...]
+    findings: tuple[model.Finding, ...] = ()
+
+
+def build_devices(snapshot: model.Snapshot, *, options: PublishOptions) -> tuple[Device, ...]:
+    """The devices of `build_offer`."""
+    return build_offer(snapshot, options=options).devices
+
+
+def build_offer(snapshot: model.Snapshot, *, options: PublishOptions) -> Offer:
+    """All GPUs that can be offered, first those whose use breaks the least (`ordering`)."""
+    devices: list[Device] = []
+    findings: list[model.Finding] = []
+    for gpu in ordering.order(snapshot.gpus):
+        if gpu.state is not model.GpuState.READY:
+            continue
+        if gpu.mig_mode is not None and gpu.mig_mode.current:
+            findings.append(
+                _finding(
+                    "mig-enabled",
+                    model.Severity.ERROR,
+                    gpu,
+                    "MIG is enabled and only whole GPUs are offered; disable MIG, or leave the GPU to another driver",
+                )
+            )
+            continue
+        made = _Making(snapshot, gpu, options)
+        device = made.device()
+        findings += made.findings
+        if device is not None:
+            devices.append(device)
+    return Offer(devices=tuple(devices), findings=tuple(findings))
+
+
+def semver(text: str) -> Version | None:
+    """A driver's version as a strict semantic version: `580.65.06` is 580.65.6, what follows the third number becomes build
+    metadata. None when it begins with no number.
+    """
+    match = _VERSION.match(text.strip()[: 2 * syntax.MAX_VALUE_BYTES])
+    if match is None:
+        return None
+    parts = [str(int(part or "0")) for part in match.groups()[:3]]
+    build = re.sub(r"[^0-9A-Za-z-]+", ".", match.group(4)).strip(".-")
+    version = ".".join(parts) + (f"+{build}" if build else "")
+    return Version(version) if syntax.is_semver(version) else None
+
+
+def cut(text: str) -> str:
+    """The text, cut between characters to the length that the API allows."""
+    return text.encode("utf-8", "replace")[: syntax.MAX_VALUE_BYTES].decode("utf-8", "ignore")
+
+
+def _finding(code: str, severity: model.Severity, gpu: model.Gpu, message: str) -> model.Finding:
+    return model.Finding(code=code, severity=severity, subject=str(gpu.address), message=message)
+
+
+class _Making:
+    """One GPU on its way to a device."""
+
+    def __init__(self, snapshot: model.Snapshot, gpu: model.Gpu, options: PublishOptions) -> None:
+        self.findings: list[model.Finding] = []
+        self._snapshot = snapshot
+        self._gpu = gpu
+        self._options = options
+
+    def device(self) -> Device | None:
+        """The device, None when a description that must be there is not known."""
+        found: dict[str, AttributeValue] = {}
+        missing: list[str] = []
+        for name, value in self._descriptions():
+            if value is None:
+                missing.append(name)
+            else:
+                found[name] = value
+        if missing or self._gpu.memory_bytes is None:
+            missing += ["memory"] if self._gpu.memory_bytes is None else []
+            self.findings.append(
+                _finding(
+                    "gpu-not-described",
+                    model.Severity.ERROR,
+                    self._gpu,
+                    f"Not offered: {', '.join(missing)} could not be read; look at the driver and nvidia-smi -q",
+                )
+            )
+            return None
+        found |= {name: value for name, value in self._keys() if value is not None}
+        capacity = {attributes.MEMORY: self._gpu.memory_bytes, attributes.COMPUTE: attributes.COMPUTE_WHOLE}
+        if self._gpu.multiprocessors is not None:
+            capacity[attributes.MULTIPROCESSORS] = self._gpu.multiprocessors
+        return Device(
+            name=values.gpu_device_name(self._gpu.address),
+            address=self._gpu.address,
+            attributes={name: self._fitting(name, value) for name, value in sorted(found.items())},
+            capacity=capacity,
+        )
+
+    def _descriptions(self) -> Iterator[tuple[str, AttributeValue | None]]:
+        gpu, driver = self._gpu, self._snapshot.nvidia_driver
+        yield attributes.TYPE, attributes.TYPE_GPU
+        yield attributes.UUID, gpu.uuid or None
+        yield attributes.PRODUCT_NAME, gpu.product or None
+        yield attributes.ARCHITECTURE, gpu.architecture or attributes.UNKNOWN
+        yield attributes.CUDA_COMPUTE_CAPABILITY, _version_of(gpu.compute_capability)
+        yield attributes.DRIVER_VERSION, semver(driver.version) if driver is not None else None
+        yield attributes.CUDA_DRIVER_VERSION, _version_of(driver.cuda_version if driver is not None else None)
+        yield attributes.NIC_DISTANCE, self._nic_distance()
+        yield attributes.MEMORY_ENFORCEMENT, attributes.ENFORCED_WHOLE
+        yield attributes.COMPUTE_ENFORCEMENT, attributes.ENFORCED_WHOLE
+
+    def _nic_distance(self) -> str:
+        if self._gpu.nic is not None:
+            return self._gpu.nic.distance.value
+        return attributes.UNKNOWN if self._snapshot.nics else attributes.DISTANCE_NONE
+
+    def _keys(self) -> Iterator[tuple[str, AttributeValue | None]]:
+        gpu, pci, groups, nic = self._gpu, self._gpu.pci, self._gpu.groups, self._gpu.nic
+        # The standard names exist for addresses with a domain of four digits only; a GPU behind VMD or Hyper-V has none.
+        standard = pci.address.domain <= _MAX_STANDARD_DOMAIN
+        yield attributes.PCI_BUS_ID, str(pci.address) if standard else None
+        yield attributes.PCIE_ROOT, pci.pcie_root if standard else None
+        yield attributes.NUMA_NODE, self._numa_node()
+        yield attributes.CPU_SOCKET, pci.cpu_socket
+        yield attributes.PCIE_SWITCH, _spelled(pci.switch)
+        if self._options.pcie_switches and pci.switches:
+            yield attributes.PCIE_SWITCHES, tuple(str(switch) for switch in pci.switches)
+        yield attributes.NVLINK_DOMAIN, _spelled(groups.nvlink_domain)
+        yield attributes.NVLINK_CLIQUE, _spelled(groups.nvlink_clique)
+        yield attributes.FABRIC_CLIQUE, _fabric_clique(gpu.fabric)
+        yield attributes.ALIGNED_PAIR, _spelled(groups.aligned_pair)
+        yield attributes.ALIGNED_QUAD, _spelled(groups.aligned_quad)
+        if nic is not None:
+            yield attributes.NIC, nic.name or None
+            yield attributes.NIC_PCI_BUS_ID, str(nic.address)
+            yield attributes.RAIL, nic.rail
+
+    def _numa_node(self) -> int | tuple[int, ...] | None:
+        node = self._gpu.pci.numa_node
+        if node is None or not 0 <= node <= MAX_NUMA_NODE:
+            return None
+        return _near_nodes(self._snapshot, node) if self._options.numa_list else node
+
+    def _fitting(self, name: str, value: AttributeValue) -> AttributeValue:
+        if not isinstance(value, str) or (short := cut(value)) == value:
+            return value
+        self.findings.append(
+            _finding(
+                "attribute-cut",
+                model.Severity.WARNING,
+                self._gpu,
+                f"{name} has more than {syntax.MAX_VALUE_BYTES} bytes and is published as {short!r}",
+            )
+        )
+        return short
+
+
+def _spelled(address: PciAddress | None) -> str | None:
+    return str(address) if address is not None else None
+
+
+def _version_of(numbers: tuple[int, int] | None) -> Version | None:
+    return Version(f"{numbers[0]}.{numbers[1]}.0") if numbers is not None else None
+
+
+def _fabric_clique(fabric: model.Fabric | None) -> str | None:
+    """As NVIDIA's driver spells it. An all-zero UUID is what hardware without a fabric reports."""
+    if fabric is None or fabric.state != "completed" or not fabric.cluster_uuid or fabric.clique_id is None:
+        return None
+    if _NIL_UUID.fullmatch(fabric.cluster_uuid):
+        return None
+    return f"{fabric.cluster_uuid}.{fabric.clique_id}"
+
+
+def _near_nodes(snapshot: model.Snapshot, node: int) -> tuple[int, ...]:
+    """The list form of numaNode: the node itself, then all others at the least distance from it whose socket is not known
+    to be another (dynamic-resource-allocation, deviceattribute/numa_linux.go).
+    """
+    nodes = {entry.node: entry for entry in snapshot.numa_nodes}
+    distances = {
+        other: distance for other, distance in (nodes[node].distances if node in nodes else {}).items() if other != node
+    }
+    if not distances:
+        return (node,)
+    nearest = min(distances.values())
+    sockets = {cpu: socket for socket, cpus in snapshot.host.sockets.items() for cpu in cpus}
+
+    def socket_of(number: int) -> int | None:
+        cpus = nodes[number].cpus if number in nodes else ()
+        return sockets.get(cpus[0]) if cpus else None
+
+    own = socket_of(node)
+    near = [
+        other
+        for other in sorted(distances)
+        if distances[other] == nearest and (own is None or socket_of(other) in {None, own})
+    ]
+    return (node, *near)

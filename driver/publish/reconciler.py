@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look at everything: what should stand on the server, what does, and the writes between. No thread of its own.
+
+- What is published is in the record first, so that a device that vanishes is remembered over a restart (`absent`).
+- Nothing is sent that our own validator objects to, and no write is made without leadership.
+- A repair is due at once, and slows down only against somebody who undoes it again and again.
+- Beside another driver that offers our GPUs nothing is offered; what a claim holds stays listed, as absent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from discovery import model
+from discovery.address import PciAddress
+from driver import errors
+from driver.publish import absent, coexistence, devices, held, limits, mirror, node, pacing, slices, wanted, writer
+
+logger = logging.getLogger(__name__)
+
+_STALE = frozenset(
+    {
+        errors.ApiReason.CONFLICT,
+        errors.ApiReason.NOT_FOUND,
+        errors.ApiReason.ALREADY_EXISTS,
+        errors.ApiReason.GONE,
+    }
+)
+"""Answers that say that the server is not as we knew it."""
+
+_TAKEN_TWICE = 2
+
+
+class PublishedStore(Protocol):
+    """Where it is kept what was published. Both calls may raise RecordError."""
+
+    def load_published(self) -> Mapping[str, Any]:
+        """What was saved last, empty at first."""
+
+    def save_published(self, published: Mapping[str, Any]) -> None:
+        """Keep it durably."""
+
+
+class NodeEvents(Protocol):
+    """Who tells people by Events on the Node."""
+
+    def node(self, *, reason: str, message: str, warning: bool = True) -> None:
+        """Say something about this Node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """What is asked of the rest of the agent at every look. `holders` may raise RecordError."""
+
+    wanted_now: Callable[[], wanted.Wanted]
+    may_write: Callable[[], bool]
+    holders: Callable[[], Collection[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishState:
+    """What is known of the slices on the server.
+
+    `ok`: they are as they should be, also where that is "none": then, and where it is False, `reason` says why.
+    `devices`: what is listed, or would be, absent devices included.
+    """
+
+    ok: bool = False
+    reason: str | None = None
+    devices: tuple[devices.Device, ...] = ()
+    slices: int = 0
+    generation: int = 0
+    findings: tuple[model.Finding, ...] = ()
+
+    @property
+    def addresses(self) -> Mapping[str, PciAddress]:
+        """Device name -> address."""
+        return {device.name: device.address for device in self.devices}
+
+
+@dataclass(slots=True)
+class _Aim:
+    """What should stand on the server: `listed` None for no slice at all."""
+
+    ready: tuple[devices.Device, ...] = ()
+    listed: tuple[devices.Device, ...] | None = None
+    reason: str | None = None
+    findings: list[model.Finding] = field(default_factory=list)
+    again_s: float | None = None
+    """When to look again even if nothing changes."""
+
+
+Looked = tuple[PublishState, float | None]
+"""How things stand, and in how many seconds to look again at the latest; None: when something changes."""
+
+
+class Reconciler:
+    """Looks and writes for one pool, on the one thread that calls `look`."""
+
+    def __init__(
+        self,
+        *,
+        place: slices.Place,
+        questions: Questions,
+        known: mirror.Mirror,
+        facts: node.NodeFacts,
+        holding: held.HeldDevices,
+        writing: writer.Writer,
+        budget: pacing.WriteBudget,
+        store: PublishedStore,
+        events: NodeEvents,
+        allow_coexistence: bool,
+        timing: pacing.Timing,
+        clock: Callable[[], float],
+    ) -> None:
+        self._place = place
+        self._ask = questions
+        self._mirror = known
+        self._facts = facts
+        self._holding = holding
+        self._writing = writing
+        self._budget = budget
+        self._store = store
+        self._events = events
+        self._allow_coexistence = allow_coexistence
+        self._timing = timing
+        self._clock = clock
+        self._last = PublishState()
+        self._published: absent.Published | None = None
+        self._saved: Mapping[str, Any] = {}
+        self._seen_generation = 0
+        self._salt = 0
+        self._names_taken = 0
+        self._blocked_until = 0.0
+        self._soon = pacing.Backoff(first_s=0.05, most_s=5.0)
+        self._later = pacing.Backoff(first_s=1.0, most_s=60.0)
+        self._conflict: str | None = None
+        self._conflict_until = 0.0
+        self._told: dict[str, str] = {}
+
+    def unblock(self) -> None:
+        """Try again at the next look, whatever failed before. From any thread."""
+        self._blocked_until = 0.0
+
+    def troubled(self, reason: str) -> PublishState:
+        """The last state, with trouble."""
+        self._last = replace(self._last, ok=False, reason=reason)
+        return self._last
+
+    def look(self) -> Looked:
+        """Compare and write once. Raises RecordError."""
+        now = self._ask.wanted_now()
+        if isinstance(now, wanted.Undecided):
+            return self.troubled(now.reason), None
+        view = self._mirror.view()
+        if view is None:
+            self._last = replace(self._last, devices=_offered(now))
+            return self.troubled(self._mirror.trouble or "The API server has not been reached yet"), None
+        ours = [body for body in view.slices if slices.is_ours(body, place=self._place)]
+        self._seen_generation = max(self._seen_generation, self._writing.generation, slices.highest_generation(ours))
+        if not self._ask.may_write():
+            return self._look_on(now, ours)
+        if (blocked_s := self._blocked_until - self._clock()) > 0:
+            return self._last, blocked_s
+        try:
+            return self._pursue(self._aim(now, view), ours)
+        except (writer.LostLeadershipError, writer.TaintsLostError):
+            return self._last, 0
+        except errors.ApiError as error:
+            return self._failed(error)
+
+    def _look_on(self, now: wanted.Wanted, ours: Sequence[mirror.Body]) -> Looked:
+        """Another instance writes, and may be of a newer version with more to say: right is what is whole."""
+        highest = slices.highest_generation(ours)
+        newest = [body for body in ours if slices.generation_of(body) == highest]
+        whole = {body["spec"]["pool"].get("resourceSliceCount") for body in newest} == {len(newest)}
+        self._last = PublishState(
+            ok=whole or isinstance(now, wanted.Withheld),
+            reason="Another instance of the agent publishes for this node",
+            devices=_offered(now),
+            slices=len(newest),
+            generation=highest,
+            findings=_found(now),
+        )
+        return self._last, self._timing.unled_look_s
+
+    def _aim(self, now: wanted.Wanted, view: mirror.View) -> _Aim:
+        """What should stand on the server. Raises ApiError and RecordError."""
+        published = self._load()
+        aim = _Aim(ready=_offered(now), findings=list(_found(now)))
+        if isinstance(now, wanted.Withheld):
+            aim.reason = now.reason
+        if (conflict := self._coexistence(aim, view, published)) is not None:
+            aim.ready, aim.reason = (), conflict
+        missing = absent.missing(aim.ready, published)
+        looked = self._holding.look(missing, self._recorded(missing))
+        if looked.trouble is not None:
+            aim.findings.append(self._finding("claims-not-listed", looked.trouble))
+        listed = absent.merge(aim.ready, published, held=looked.names)
+        aim.listed = listed if listed or aim.reason is None else None
+        if looked.names and self._writing.keeps_taints(view.connection) is False:
+            aim.listed = tuple(replace(device, absent=False) for device in listed)
+            message = self._tell_taints(looked.names)
+            aim.findings.append(self._finding("taints-not-kept", message))
+            aim.reason = aim.reason or message
+        conflict_s = self._conflict_until - self._clock() if self._conflict is not None else None
+        aim.again_s = _soonest(looked.again_s, self._facts.due_s(), conflict_s)
+        return aim
+
+    def _recorded(self, missing: Collection[str]) -> Collection[str]:
+        if not missing:
+            return ()
+        try:
+            return self._ask.holders()
+        except errors.RecordError as error:
+            logger.debug("Everything that is missing counts as held: %s", error)
+            return missing
+
+    def _coexistence(self, aim: _Aim, view: mirror.View, published: absent.Published) -> str | None:
+        """Who else offers our GPUs; said again for a while after it was last seen."""
+        if self._allow_coexistence:
+            return None
+        foreign = [body for body in view.slices if not slices.is_ours(body, place=self._place)]
+        addresses = {device.address for device in (*aim.ready, *published.values())}
+        seen = coexistence.conflict(foreign, self._facts.look(), ours=addresses)
+        if seen is not None:
+            self._conflict, self._conflict_until = seen, self._clock() + self._timing.quiet_after_conflict_s
+        elif self._clock() >= self._conflict_until:
+            self._conflict = None
+        if self._conflict is None:
+            self._told.pop("NotPublished", None)
+            return None
+        reason = f"Nothing is published: {self._conflict}. Remove one of the two, or start with --allow-coexistence"
+        self._tell("NotPublished", reason)
+        return reason
+
+    def _pursue(self, aim: _Aim, ours: list[mirror.Body]) -> Looked:
+        """Write what is missing on the server. Raises what the writer raises, and RecordError."""
+        plan = self._plan(aim, ours)
+        if any(isinstance(action, slices.Create) for action in plan.actions):
+            # A Node that was created anew has another UID, and the garbage collector deletes what belongs to the old one.
+            self._facts.read()
+            plan = self._plan(aim, ours)
+        self._last = replace(
+            self._last, devices=aim.listed or (), findings=tuple(aim.findings), generation=self._seen_generation
+        )
+        if not plan.actions:
+            return self._settled(aim, len(plan.result)), aim.again_s
+        wrong = limits.violations(plan.result)
+        if wrong:
+            shown = "; ".join(wrong[:3])
+            return self.troubled(f"The slices were not sent, the API would refuse them: {shown}"), None
+        if (wait_s := self._budget.wait_s()) > 0:
+            reason = (
+                f"Somebody changes the ResourceSlices of driver {self._place.driver_name} again and again; "
+                "look for another publisher of this driver on this node"
+            )
+            return self.troubled(reason), wait_s
+        self._save({**(self._published or {}), **_present(aim.listed)})
+        self._writing.run(plan)
+        self._names_taken = 0
+        return self._last, 0
+
+    def _plan(self, aim: _Aim, ours: list[mirror.Body]) -> slices.Plan:
+        return slices.plan(
+            aim.listed,
+            ours,
+            place=replace(self._place, node_uid=self._facts.uid()),
+            seen_generation=self._seen_generation,
+            salt=self._salt,
+            accepts=self._writing.accepts,
+        )
+
+    def _settled(self, aim: _Aim, count: int) -> PublishState:
+        """Everything stands as it should."""
+        self._soon.passed()
+        self._later.passed()
+        self._save(_present(aim.listed))
+        findings = list(aim.findings)
+        if altered := self._writing.altered:
+            message = f"The server stores fields otherwise than they were sent: {', '.join(altered[:5])}"
+            findings.append(self._finding("slices-altered", message))
+        self._last = replace(self._last, ok=True, reason=aim.reason, slices=count, findings=tuple(findings))
+        return self._last
+
+    def _failed(self, error: errors.ApiError) -> Looked:
+        """A call failed: say why, and when to try again."""
+        stale = error.reason in _STALE
+        pause_s = (self._soon if stale or error.retryable else self._later).failed()
+        self._blocked_until = self._clock() + pause_s
+        if error.reason is errors.ApiReason.ALREADY_EXISTS:
+            self._names_taken += 1
+        if self._names_taken >= _TAKEN_TWICE:
+            # Not a slice of ours that we had not seen: an object of another node or driver bears our name.
+            self._salt, self._names_taken = self._salt + 1, 0
+        if stale:
+            try:
+                self._mirror.refresh()
+            except errors.ApiError as again:
+                logger.debug("%s", again)
+        return self.troubled(str(error)), pause_s
+
+    def _load(self) -> absent.Published:
+        if self._published is None:
+            self._saved = self._store.load_published()
+            self._published, wrong = absent.from_json(self._saved)
+            for message in wrong:
+                logger.warning("The record of what was published has an entry that is left out: %s", message)
+        return self._published
+
+    def _save(self, published: absent.Published) -> None:
+        """Into the record, if it is anything new."""
+        body = absent.to_json(published)
+        if body != self._saved:
+            self._store.save_published(body)
+            self._saved = body
+        self._published = published
+
+    def _finding(self, code: str, message: str) -> model.Finding:
+        return model.Finding(
+            code=code, severity=model.Severity.WARNING, subject=self._place.driver_name, message=message
+        )
+
+    def _tell_taints(self, names: Collection[str]) -> str:
+        message = (
+            f"This API server keeps no device taints, so {', '.join(sorted(names))} stays offered while a claim has it; "
+            "turn on DRADeviceTaints, or drain the node"
+        )
+        self._tell("TaintsNotKept", message)
+        return message
+
+    def _tell(self, reason: str, message: str) -> None:
+        """An Event on the Node, once for the same words."""
+        if self._told.get(reason) != message:
+            self._told[reason] = message
+            self._events.node(reason=reason, message=message)
+
+
+def _offered(now: wanted.Wanted) -> tuple[devices.Device, ...]:
+    return now.offer.devices if isinstance(now, wanted.Offering) else ()
+
+
+def _found(now: wanted.Wanted) -> tuple[model.Finding, ...]:
+    match now:
+        case wanted.Offering(offer=offer):
+            return offer.findings
+        case wanted.Withheld(findings=findings):
+            return findings
+        case _:
+            return ()
+
+
+def _present(listed: Sequence[devices.Device] | None) -> dict[str, devices.Device]:
+    """As they are kept in the record: a device is absent or not by what is read, never by what was written."""
+    return {device.name: replace(device, absent=False) for device in listed or ()}
+
+
+def _soonest(*pauses: float | None) -> float | None:
+    return min((max(0.0, pause) for pause in pauses if pause is not None), default=None)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices as the API spells them, and back, and whether two such spellings mean the same. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+from discovery import address
+from driver.publish import attributes, devices, quantity
+
+ABSENT_EFFECT = "NoSchedule"
+_QUANTITIES = frozenset({"value", "default", "min", "max", "step"})
+"""Fields of capacities, request policies and counters."""
+
+_TIMES = frozenset({"timeAdded"})
+
+
+def absent_key(driver_name: str) -> str:
+    """The taint of a device that cannot be used now."""
+    return f"{driver_name}/absent"
+
+
+def device_to_json(device: devices.Device, *, driver_name: str) -> dict[str, Any]:
+    """A Device of a ResourceSlice."""
+    body: dict[str, Any] = {
+        "name": device.name,
+        "attributes": {name: _value_to_json(value) for name, value in sorted(device.attributes.items())},
+        "capacity": {name: {"value": _spell(name, value)} for name, value in sorted(device.capacity.items())},
+    }
+    if device.absent:
+        body["taints"] = [{"key": absent_key(driver_name), "effect": ABSENT_EFFECT}]
+    return body
+
+
+def published_to_json(device: devices.Device) -> dict[str, Any]:
+    """What is kept of a device that was published, so that it can stay listed when it cannot be read any more."""
+    body = device_to_json(device, driver_name="")
+    return {"address": str(device.address), "attributes": body["attributes"], "capacity": body["capacity"]}
+
+
+def published_from_json(name: str, body: object) -> devices.Device:
+    """The device that `published_to_json` kept. Raises ValueError for anything else."""
+    if not isinstance(body, Mapping):
+        raise ValueError(f"device {name}: no object")  # noqa: TRY004 - bad data, not a bad call
+    try:
+        return devices.Device(
+            name=name,
+            address=address.parse(body["address"]),
+            attributes={str(key): _value_from_json(value) for key, value in body["attributes"].items()},
+            capacity={str(key): int(quantity.parse(value["value"])) for key, value in body["capacity"].items()},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"device {name}: {error}") from error
+
+
+def equal(one: object, other: object) -> bool:
+    """Whether two pieces of API JSON mean the same: quantities as numbers, times as instants, empty and missing alike."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(_equal_field(key, one.get(key), other.get(key)) for key in one.keys() | other.keys())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other, strict=True))
+    if _empty(one) or _empty(other):
+        return _empty(one) and _empty(other)
+    return type(one) is type(other) and one == other
+
+
+def _equal_field(key: str, one: object, other: object) -> bool:
+    if key in _QUANTITIES and one is not None and other is not None:
+        try:
+            return quantity.parse(one) == quantity.parse(other)
+        except ValueError:
+            return one == other
+    if key in _TIMES and one is not None and other is not None:
+        first, second = _instant(one), _instant(other)
+        return first == second if first is not None and second is not None else one == other
+    return equal(one, other)
+
+
+def _instant(text: object) -> dt.datetime | None:
+    """Whole seconds, as the API keeps them."""
+    try:
+        moment = dt.datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment.replace(microsecond=0).astimezone(dt.UTC) if moment.tzinfo is not None else None
+
+
+def _empty(value: object) -> bool:
+    return value is None or (isinstance(value, list | Mapping) and not value)
+
+
+def _spell(name: str, value: int) -> str:
+    return quantity.format_bytes(value) if name == attributes.MEMORY else str(value)
+
+
+def _value_to_json(value: devices.AttributeValue) -> dict[str, Any]:
+    match value:
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": value}
+        case str():
+            return {"string": value}
+        case devices.Version(text):
+            return {"version": text}
+        case tuple():
+            return {"ints" if isinstance(value[0], int) else "strings": list(value)}
+
+
+def _value_from_json(value: Mapping[str, Any]) -> devices.AttributeValue:
+    ((kind, given),) = value.items()
+    match kind, given:
+        case "bool", bool():
+            return given
+        case "int", int():
+            return given
+        case "string", str():
+            return given
+        case "version", str():
+            return devices.Version(given)
+        case "ints", [int(), *_]:
+            return tuple(int(item) for item in given)
+        case "strings", [str(), *_]:
+            return tuple(str(item) for item in given)
+    raise ValueError(f"{value!r} is no attribute")

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out the writes of a plan, and finds out what the server does not keep.
+
+Fields whose feature is off at the server vanish without a word, so a slice with taints is sent with dryRun=All first, on
+every connection anew (behind one address there may be servers of two versions), and every real reply is compared with what
+was sent. A difference that is no lost taint is taken note of and accepted: writing it again would not help, and would go
+on for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from driver import errors
+from driver.publish import mirror, pacing, slices, wire
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+
+
+class WriteApi(Protocol):
+    """What writes slices. Every call raises ApiError."""
+
+    def create_slice(self, body: Mapping[str, Any], *, dry_run: bool, timeout_s: float) -> dict[str, Any]:
+        """Create one; what was or would be stored."""
+
+    def replace_slice(self, body: Mapping[str, Any], *, dry_run: bool, timeout_s: float) -> dict[str, Any]:
+        """Replace one; what was or would be stored."""
+
+    def delete_slice(self, name: str, *, uid: str, resource_version: str | None, timeout_s: float) -> None:
+        """Delete one."""
+
+
+class WriteObserver(Protocol):
+    """Who counts writes."""
+
+    def slice_write(self, verb: str, *, result: str) -> None:
+        """`verb` create, update or delete; `result` success or error."""
+
+
+class LostLeadershipError(Exception):
+    """Another instance of the agent writes now."""
+
+
+class TaintsLostError(Exception):
+    """The server keeps no taints: what should be listed has to be thought over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What was sent for a slice and the different thing the server made of it."""
+
+    sent: dict[str, Any]
+    stored: dict[str, Any]
+    fields: tuple[str, ...]
+
+
+class Writer:
+    """Writes for one pool. One thread."""
+
+    def __init__(
+        self,
+        api: WriteApi,
+        known: mirror.Mirror,
+        *,
+        may_write: Callable[[], bool],
+        budget: pacing.WriteBudget,
+        observer: WriteObserver,
+    ) -> None:
+        self._api = api
+        self._mirror = known
+        self._may_write = may_write
+        self._budget = budget
+        self._observer = observer
+        self.generation = 0
+        """The highest pool generation that the server has stored for us, also where it was deleted before we looked."""
+        self._connection = 0
+        self._taints: bool | None = None
+        self._accepted: dict[str, Accepted] = {}
+
+    def keeps_taints(self, connection: int) -> bool | None:
+        """Whether the server behind a connection keeps taints; None: not yet tried."""
+        if connection != self._connection:
+            self._connection, self._taints = connection, None
+        return self._taints
+
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """Fields that the server stores otherwise than they were sent, each with its slice's name."""
+        return tuple(f"{name}: {field}" for name, entry in sorted(self._accepted.items()) for field in entry.fields)
+
+    def accepts(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+        """Whether this is a difference that the server made of the very same slice, and would make again."""
+        entry = self._accepted.get(str(stored["metadata"].get("name")))
+        return entry is not None and wire.equal(wanted["spec"], entry.sent) and wire.equal(stored["spec"], entry.stored)
+
+    def run(self, plan: slices.Plan) -> None:
+        """Do all writes of a plan in order.
+
+        Raises ApiError as soon as one fails, LostLeadershipError before a write that is not ours to make any more,
+        TaintsLostError when the server turns out to keep none. What was done stands in the mirror.
+        """
+        self._try_taints(plan)
+        for action in plan.actions:
+            if not self._may_write():
+                raise LostLeadershipError
+            self._budget.spend()
+            verb = {slices.Delete: "delete", slices.Replace: "update", slices.Create: "create"}[type(action)]
+            try:
+                self._write(action)
+            except errors.ApiError:
+                self._observer.slice_write(verb, result="error")
+                raise
+            except TaintsLostError:
+                self._observer.slice_write(verb, result="success")
+                raise
+            self._observer.slice_write(verb, result="success")
+        names = {body["metadata"]["name"] for body in plan.result}
+        self._accepted = {name: entry for name, entry in self._accepted.items() if name in names}
+
+    def _try_taints(self, plan: slices.Plan) -> None:
+        if self._taints is not None:
+            return
+        for action in plan.actions:
+            if isinstance(action, slices.Delete) or not _tainted(action.body):
+                continue
+            reply = self._send(action, dry_run=True)
+            self._taints = not _lost_taints(action.body, reply)
+            if not self._taints:
+                raise TaintsLostError
+            return
+
+    def _write(self, action: slices.Action) -> None:
+        if isinstance(action, slices.Delete):
+            try:
+                self._api.delete_slice(
+                    action.name, uid=action.uid, resource_version=action.resource_version or None, timeout_s=TIMEOUT_S
+                )
+            except errors.ApiError as error:
+                if error.reason is not errors.ApiReason.NOT_FOUND:
+                    raise
+            self._mirror.deleted(action.uid)
+            logger.info("ResourceSlice %s deleted", action.name)
+            return
+        stored = self._send(action, dry_run=False)
+        self.generation = max(self.generation, slices.generation_of(stored))
+        self._mirror.wrote(stored)
+        name = stored["metadata"]["name"]
+        count = len(action.body["spec"].get("devices") or [])
+        done = "created" if isinstance(action, slices.Create) else "updated"
+        logger.info(
+            "ResourceSlice %s %s: %d devices, generation %s", name, done, count, slices.generation_of(action.body)
+        )
+        lost = slices.lost_fields(action.body, stored)
+        if not lost:
+            self._accepted.pop(name, None)
+        elif _lost_taints(action.body, stored):
+            self._taints = False
+            raise TaintsLostError
+        else:
+            self._accepted[name] = Accepted(action.body["spec"], stored["spec"], lost)
+
+    def _send(self, action: slices.Replace | slices.Create, *, dry_run: bool) -> dict[str, Any]:
+        send = self._api.create_slice if isinstance(action, slices.Create) else self._api.replace_slice
+        reply = send(action.body, dry_run=dry_run, timeout_s=TIMEOUT_S)
+        if not isinstance(reply.get("metadata"), dict) or not isinstance(reply.get("spec"), dict):
+            raise errors.ApiError(
+                f"The API server answered the write of ResourceSlice {action.body['metadata']['name']} with something else",
+                reason=errors.ApiReason.OTHER,
+            )
+        return reply
+
+
+def _tainted(body: Mapping[str, Any]) -> bool:
+    return any(device.get("taints") for device in body["spec"].get("devices") or [])
+
+
+def _lost_taints(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    return _tainted(sent) and any(".taints" in field for field in slices.lost_fields(sent, stored))
