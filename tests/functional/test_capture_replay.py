@@ -21,11 +21,27 @@ from discovery.mock.fault import Fault, Kind
 from tests.fakes import mockmachine
 
 
-def _look(
-    *, sys: Path, proc: Path, dev: Path, given: object | None, trace: sysfs.Trace | None = None
-) -> model.Snapshot:
+class Noting(sysfs.Sysfs):
+    """Notes what was there and was read."""
+
+    def __init__(self, *, sys: Path, proc: Path) -> None:
+        super().__init__(sys=sys, proc=proc)
+        self.seen: set[str] = set()
+
+    def read(self, path: str) -> bytes | None:
+        content = super().read(path)
+        self.seen |= set() if content is None else {path}
+        return content
+
+    def link(self, path: str) -> str | None:
+        target = super().link(path)
+        self.seen |= set() if target is None else {path}
+        return target
+
+
+def _look(files: sysfs.Sysfs, *, dev: Path, given: object | None) -> model.Snapshot:
     machine = probe.Machine(
-        files=sysfs.Sysfs(sys=sys, proc=proc, trace=trace),
+        files=files,
         dev=dev,
         library=given,
         origin=model.Origin.RECORDING,
@@ -38,16 +54,20 @@ def _look(
         machine.close()
 
 
+def _look_at(tree: render.MockTree) -> model.Snapshot:
+    return _look(sysfs.Sysfs(sys=tree.sys, proc=tree.proc), dev=tree.dev, given=library.Library(tree.directory))
+
+
 def _assert_replay_is_alike(
     tmp_path: Path, *, sys: Path, proc: Path, dev: Path, given: object | None
 ) -> model.Snapshot:
     redaction = redact.Redaction()
     captured = capture.capture(sys=sys, proc=proc, dev=dev, library=given, redaction=redaction)
-    live = _look(sys=sys, proc=proc, dev=dev, given=given)
+    live = _look(sysfs.Sysfs(sys=sys, proc=proc), dev=dev, given=given)
     file = tmp_path / "captured.json.gz"
     file.write_bytes(gzip.compress(recording.dump(captured)))
     tree = render.render(zoo.load(str(file)), tmp_path / "replayed")
-    replayed = _look(sys=tree.sys, proc=tree.proc, dev=tree.dev, given=library.Library(tree.directory))
+    replayed = _look_at(tree)
     assert replayed == codec.from_json(json.loads(redaction.text(json.dumps(codec.to_json(live)))))
     return replayed
 
@@ -94,23 +114,18 @@ def test_a_machine_with_a_fault(broken: fault.Fault, tmp_path: Path) -> None:
     given = library.Library(tree.directory)
     seen = _assert_replay_is_alike(tmp_path, sys=tree.sys, proc=tree.proc, dev=tree.dev, given=given)
     healthy = mockmachine.rendered(tmp_path / "healthy")
-    assert seen != _look(sys=healthy.sys, proc=healthy.proc, dev=healthy.dev, given=library.Library(healthy.directory))
+    assert seen != _look_at(healthy)
 
 
 def test_a_capture_takes_everything_that_the_prober_reads(zoo_tree: render.MockTree) -> None:
     tree = zoo_tree
-    read: set[str] = set()
-
-    def note(path: str, kind: str, _data: object) -> None:
-        if kind != "list":
-            read.add(path)
-
-    _look(sys=tree.sys, proc=tree.proc, dev=tree.dev, given=library.Library(tree.directory), trace=note)
+    files = Noting(sys=tree.sys, proc=tree.proc)
+    _look(files, dev=tree.dev, given=library.Library(tree.directory))
     taken = recording.Tree(capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev).files)
-    followed = {path: taken.resolve(path.rpartition("/")[0]) for path in read}
+    followed = {path: taken.resolve(path.rpartition("/")[0]) for path in files.seen}
     missing = {
         path
-        for path in read - taken.files.keys()
+        for path in files.seen - taken.files.keys()
         if f"{followed[path]}/{path.rpartition('/')[2]}" not in taken.files and not path.startswith("sys/class/net/lo")
     }
     assert missing == set()
