@@ -88,7 +88,7 @@ class ApiServer:
     ) -> None:
         """`token`: None for a random one. `tls`: None for plain HTTP."""
         self.version = version
-        self.token = token if token is not None else secrets.token_urlsafe(24)
+        self.token = token if token is not None else secrets.token_hex(24)
         self.faults = faults.Faults()
         self.calls: deque[faults.ApiCall] = deque(maxlen=_CALLS_KEPT)
         """What was asked, in order, refused calls included."""
