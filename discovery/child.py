@@ -201,7 +201,6 @@ class _Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
-                bufsize=0,
                 start_new_session=True,  # a Ctrl-C is for us: we close the child in order
             )
         except OSError as err:

@@ -148,7 +148,7 @@ def test_a_crash_of_nvml_costs_one_look_and_leaves_a_trace(
 def test_a_worker_that_talks_without_end_is_heard_out_but_not_logged(
     mock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nfor _ in range(5000): print('x' * 2000, file=sys.stderr)\n")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nfor _ in range(1000): print('x' * 2000, file=sys.stderr)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     prober = child.ProbeChild(source=source(mock), options=child.ProbeOptions())
     with caplog.at_level(logging.WARNING, logger="discovery.child"):
