@@ -166,7 +166,9 @@ class Agent:
             plugin_dir=settings.plugin_dir,
             pod_uid=settings.pod_uid,
             preparer=answers,
-            health=state.PublishedHealth(pool=settings.node_name, hardware=readings, publishing=publishing),
+            health=state.PublishedHealth(
+                pool=settings.node_name, hardware=readings, publishing=publishing, observer=metrics
+            ),
             observer=metrics,
         )
         kubelet.start()

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from discovery import draw, model
 from driver import inventory, values
@@ -13,6 +15,8 @@ from driver.kubelet import server
 from driver.observe import gauges, page
 from driver.prepare import nodespec, store
 from driver.publish import health, publisher
+
+logger = logging.getLogger(__name__)
 
 
 class AgentState:
@@ -132,24 +136,48 @@ class AgentState:
         )
 
 
-class PublishedHealth:
-    """The health of what is published, for the stream to kubelet."""
+class HealthObserver(Protocol):
+    """Who counts changes of health."""
 
-    def __init__(self, *, pool: str, hardware: inventory.Inventory, publishing: publisher.Publisher) -> None:
+    def health_changed(self, status: values.HealthStatus) -> None:
+        """A device's health became `status`."""
+
+
+class PublishedHealth:
+    """The health of what is published, for the stream to kubelet. A change is counted and logged once."""
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        hardware: inventory.Inventory,
+        publishing: publisher.Publisher,
+        observer: HealthObserver,
+    ) -> None:
         self._pool = pool
         self._hardware = hardware
         self._publishing = publishing
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._last: Mapping[str, values.HealthStatus] = {}
 
     def devices(self) -> tuple[values.DeviceHealth, ...]:
         """The health of every published device, now."""
         state = self._hardware.state()
-        return health.build_health(
+        found = health.build_health(
             self._publishing.state().addresses,
             state.readings,
             pool=self._pool,
             read_at=state.read_at,
             fresh=self._hardware.fresh(),
         )
+        with self._lock:
+            last, self._last = self._last, {device.device: device.status for device in found}
+        for device in found:
+            if device.device in last and last[device.device] is not device.status:
+                self._observer.health_changed(device.status)
+                logger.info("Device %s is %s: %s", device.device, device.status, device.message or "as it should be")
+        return found
 
     def wait(self, seen: int, timeout_s: float) -> int:
         """Wait until the inventory's count of changes differs from `seen`; what is published follows from it."""

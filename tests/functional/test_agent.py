@@ -199,7 +199,7 @@ def test_gpu_that_falls_off_the_bus_stays_while_it_is_held_and_leaves_after(node
 
 
 def test_health_stream_tells_kubelet_of_a_lost_gpu(node: agents.Node) -> None:
-    node.start()
+    agent = node.start()
     kubelet = node.kubelet()
     kubelet.wait_registered(DRIVER)
     held = node.wait_for_devices(8)[0]["name"]
@@ -214,6 +214,7 @@ def test_health_stream_tells_kubelet_of_a_lost_gpu(node: agents.Node) -> None:
     target = parse(re.sub(r"^gpu-(\w+)-(\w+)-(\w+)-(\w+)$", r"\1:\2:\3.\4", held))
     faults.apply(node.mock_dir, [fault.Fault(kind=fault.Kind.GPU_LOST, target=target)])
     agents.until(lambda: status() == "UNHEALTHY", "unhealthy")
+    assert 'nearfield_health_events_total{kind="unhealthy"} 1.0' in agent.get("/metrics")[1]
 
 
 def test_hung_nvml_stops_no_prepare(node: agents.Node) -> None:
