@@ -9,10 +9,11 @@ its content was read once more, later (git judges its index that way).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +37,10 @@ def _seen(found: os.stat_result) -> _Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What lies there of claims: UID -> whether the file is surely as it was written, and the UIDs of left-over temporary
-    files.
-    """
+    """What lies there of claims, by UID: files that are surely as they were written, all others, left-over temporary ones."""
 
-    claims: Mapping[str, bool]
+    untouched: frozenset[str]
+    others: frozenset[str]
     temporaries: frozenset[str]
 
 
@@ -68,27 +68,33 @@ class CdiDirectory:
         )
         crashpoints.reach(Point.PREPARE_AFTER_CDI_FILE)
 
-    def verify_claim(self, entry: ledger.Entry) -> bool:
-        """As `ensure_claim`, but read it also where it looks untouched."""
-        return self.place(self._dialect.claim_file(entry.claim.uid), self._dialect.claim_spec(entry))
-
     def ensure_claim(self, entry: ledger.Entry) -> bool:
         """See that the file of a claim is there and unchanged; True where it had to be written."""
-        return not self.untouched(self._dialect.claim_file(entry.claim.uid)) and self.verify_claim(entry)
+        name = self._dialect.claim_file(entry.claim.uid)
+        return not self.untouched(name) and self.place(name, self._dialect.claim_spec(entry))
+
+    def verify_claim(self, entry: ledger.Entry) -> bool:
+        """Whether the file of a claim has its content, read also where it looks untouched. Needs no lock."""
+        return self._matches(self._dialect.claim_file(entry.claim.uid), self._dialect.claim_spec(entry))
 
     def place(self, name: str, data: bytes) -> bool:
-        """See that a file has this content, also where it is as it was last seen; True where it had to be written."""
+        """See that a file has this content, read also where it looks untouched; True where it had to be written."""
+        if self._matches(name, data):
+            return False
+        self._write(name, data)
+        return True
+
+    def _matches(self, name: str, data: bytes) -> bool:
         path = self.path / name
         try:
             found = path.lstat()
-            if files.read_limited(path, limit=cdi.FILE_MAX_BYTES) == data:
-                self._known[name] = _seen(found)
-                if self._clock_ns() - found.st_mtime_ns > _SETTLED_NS:
-                    self._fresh.discard(name)
+            if files.read_limited(path, limit=cdi.FILE_MAX_BYTES) != data:
                 return False
         except OSError:
-            pass  # not there, or no file of ours: it is written below, and that says what is wrong
-        self._write(name, data)
+            return False  # not there, or no file of ours: writing it says what is wrong
+        self._known[name] = _seen(found)
+        if self._clock_ns() - found.st_mtime_ns > _SETTLED_NS:
+            self._fresh.discard(name)
         return True
 
     def untouched(self, name: str) -> bool:
@@ -113,25 +119,35 @@ class CdiDirectory:
         """Remove what a writer that died left of the file of a claim."""
         files.remove(self.path / files.temporary_name(self._dialect.claim_file(uid)))
 
+    def stamp(self) -> tuple[int, int] | None:
+        """What changes when a file comes into the folder, goes or is replaced; None where there is no folder."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def listing(self) -> Listing:
         """What lies there of ours, in one pass: with many claims this is what the agent does when it does nothing."""
-        claims: dict[str, bool] = {}
-        temporaries = set()
+        untouched, others, temporaries = set(), set(), set()
+        start = len(self._dialect.claim_file("")) - len(".json")
         try:
             found = os.scandir(self.path)
         except FileNotFoundError:
-            return Listing(claims={}, temporaries=frozenset())
+            return Listing(untouched=frozenset(), others=frozenset(), temporaries=frozenset())
         with found:
             for item in found:
-                if (uid := self._dialect.claim_of(item.name)) is not None:
-                    known = None if item.name in self._fresh else self._known.get(item.name)
-                    try:
-                        claims[uid] = known is not None and _seen(item.stat(follow_symlinks=False)) == known
-                    except FileNotFoundError:
-                        continue
-                elif (uid := self._dialect.claim_of(files.whole_name(item.name) or "")) is not None:
+                name = item.name
+                if (seen := self._known.get(name)) is not None and name not in self._fresh:
+                    with contextlib.suppress(FileNotFoundError):
+                        if _seen(item.stat(follow_symlinks=False)) == seen:
+                            untouched.add(name[start : -len(".json")])
+                            continue
+                if (uid := self._dialect.claim_of(name)) is not None:
+                    others.add(uid)
+                elif (uid := self._dialect.claim_of(files.whole_name(name) or "")) is not None:
                     temporaries.add(uid)
-        return Listing(claims=claims, temporaries=frozenset(temporaries))
+        return Listing(untouched=frozenset(untouched), others=frozenset(others), temporaries=frozenset(temporaries))
 
     def entry(self, uid: str) -> ledger.Entry:
         """The entry that a claim's file carries. Raises DamagedError as well."""
@@ -144,7 +160,7 @@ class CdiDirectory:
     def entries(self, *, boot_id: str) -> Iterator[ledger.Entry]:
         """The entries of all files that carry one: those of this boot first, the newest file first."""
         found = []
-        for uid in self.listing().claims:
+        for uid in self.listing().others:
             try:
                 written = (self.path / self._dialect.claim_file(uid)).stat().st_mtime_ns
                 found.append((written, self.entry(uid)))

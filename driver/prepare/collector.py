@@ -24,6 +24,12 @@ from driver.prepare import cdidir, claims, epoch, executor, ledger, locks, nodes
 logger = logging.getLogger(__name__)
 
 LOOK_AFTER_S = 3.0
+_PAUSE_FOR_WORK = 1000
+"""Looking at all files takes at most a thousandth of the time: 3 s apart up to a few hundred claims."""
+
+_READS_A_ROUND = 100
+"""Files that are read in one round, as after a restart all of them must be."""
+
 CONFIRM_S = 60.0
 """How far two looks at a claim must be apart: a claim that is made again is gone for a moment."""
 
@@ -92,9 +98,12 @@ class Collector:
         self._stop = stop
         self._interval_s = interval_s
         self._clock = clock
-        self._entries: tuple[ledger.Entry, ...] = ()
+        self._claims: dict[str, store.Summary] = {}
+        self._with_file: frozenset[str] = frozenset()
         self._version: tuple[int, int] | None = None
-        self._doubts: dict[values.ClaimUid, _Doubt] = {}
+        self._stamp: tuple[int, int] | None = None
+        self._look_at_all_s = float("-inf")
+        self._doubts: dict[str, _Doubt] = {}
         self._complaints: dict[str, str] = {}
 
     def run(self) -> None:
@@ -122,41 +131,53 @@ class Collector:
             return
         if not self._may_act():
             return
-        entries = {entry.claim.uid: entry for entry in self._read_entries()}
+        self._read_claims()
         listing = self._directory.listing()
-        for uid in sorted(listing.claims):
-            if uid not in entries:
-                self._under_lock(uid, self._adopt_or_remove)
-            elif entries[values.ClaimUid(uid)].boot_id != self._node.boot_id:
-                self._under_lock(uid, self._remove_outlived)
+        for uid in sorted(listing.others - self._with_file):
+            self._under_lock(uid, self._remove_outlived if uid in self._claims else self._adopt_or_remove)
         for uid in sorted(listing.temporaries):
             self._under_lock(uid, self._remove_leftovers)
 
     def look_after(self) -> None:
-        """See that each prepared claim has its CDI file, that no other claim has one, and that the node's file is true."""
+        """See that each prepared claim has its CDI file, that no other claim has one, and that the node's file is true.
+
+        A file that comes, goes or is replaced shows in its folder; one that is edited in its place shows in its own times
+        only, so all are looked at as often as that costs next to nothing.
+        """
         if not self._may_act():
             return
         with contextlib.suppress(nodespec.NodeSpecError):  # it says so itself, once
             self._node_spec.look_after()
-        entries = {entry.claim.uid: entry for entry in self._read_entries()}
+        known = self._version
+        self._read_claims()
+        stamp = self._directory.stamp()
+        if known == self._version and stamp == self._stamp and self._clock() < self._look_at_all_s:
+            return
+        began = self._clock()
         listing = self._directory.listing()
-        for claim_uid, entry in entries.items():
-            if entry.answers(self._node.boot_id) and not listing.claims.get(claim_uid, False):
-                self._under_lock(claim_uid, self._repair)
-        for uid in sorted(listing.claims.keys() - entries.keys()):
+        lost = self._with_file - listing.untouched - listing.others
+        doubtful = sorted(self._with_file & listing.others)
+        for uid in (*sorted(lost), *doubtful[:_READS_A_ROUND]):
+            entry = self._record.get(uid)
+            if entry is not None and not self._directory.verify_claim(entry):
+                self._under_lock(uid, self._repair)
+        for uid in sorted((listing.untouched | listing.others) - self._claims.keys()):
             self._under_lock(uid, self._remove_orphan)
+        self._stamp = stamp
+        pause_s = 0.0 if doubtful else (self._clock() - began) * _PAUSE_FOR_WORK
+        self._look_at_all_s = self._clock() + pause_s
 
     def collect(self) -> None:
         """Look every claim up once."""
         if not self._may_act():
             return
-        entries = self._read_entries()
-        for doubted in self._doubts.keys() - {entry.claim.uid for entry in entries}:
+        self._read_claims()
+        for doubted in self._doubts.keys() - self._claims.keys():
             del self._doubts[doubted]
-        for entry in entries:
+        for summary in tuple(self._claims.values()):
             if self._stop.wait(_GET_PAUSE_S) or not self._leadership.leads():
                 return
-            self._look_up(entry.claim)
+            self._look_up(summary.claim)
 
     def confirm(self) -> None:
         """Look up again those claims that were gone at a first look, when it is long enough ago."""
@@ -168,13 +189,17 @@ class Collector:
         """Whether the record is in use and no newer instance lives."""
         return self._record.look_after() is None and self._leadership.take(self._record) and self._leadership.leads()
 
-    def _read_entries(self) -> tuple[ledger.Entry, ...]:
-        """The rows of the record, read again only when somebody has changed it."""
+    def _read_claims(self) -> None:
+        """Know which claims the record has; it is read only when somebody has changed it."""
         version = self._record.version()
         if version != self._version:
-            self._entries = self._record.rows()
+            self._claims = {summary.claim.uid: summary for summary in self._record.summaries()}
+            self._with_file = frozenset(
+                uid
+                for uid, summary in self._claims.items()
+                if summary.state is ledger.ClaimState.COMPLETED and summary.boot_id == self._node.boot_id
+            )
             self._version = version
-        return self._entries
 
     def _under_lock(self, uid: str, work: Callable[[str], None]) -> None:
         """Mend one claim's file. What fails is said once and tried again the next time."""
@@ -192,7 +217,7 @@ class Collector:
 
     def _repair(self, uid: str) -> None:
         entry = self._record.get(uid)
-        if entry is not None and entry.answers(self._node.boot_id) and self._directory.verify_claim(entry):
+        if entry is not None and entry.answers(self._node.boot_id) and self._directory.ensure_claim(entry):
             logger.warning("The CDI file of prepared %s was lost or changed, and has been written again", entry.claim)
             self._reports.cdi_file_repaired()
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from driver.errors import RecordError
@@ -115,8 +115,12 @@ def insert(connection: sqlite3.Connection, entry: ledger.Entry) -> None:
 
 def read_entries(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:
     """All entries, by claim UID. Raises DamagedError."""
-    rows = connection.execute(f"SELECT {COLUMNS} FROM claims ORDER BY claim_uid").fetchall()  # noqa: S608
-    return tuple(ledger.from_columns(ledger.Columns(*row)) for row in rows)
+    return tuple(ledger.from_columns(columns) for columns in _read_columns(connection))
+
+
+def _read_columns(connection: sqlite3.Connection) -> Iterator[ledger.Columns]:
+    for row in connection.execute(f"SELECT {COLUMNS} FROM claims ORDER BY claim_uid"):  # noqa: S608
+        yield ledger.Columns(*row)
 
 
 def move_aside(path: Path, *, now_s: float) -> Path | None:
@@ -145,16 +149,14 @@ def _check(connection: sqlite3.Connection, *, path: Path, boot_id: str) -> None:
     schema.check(connection, path=path)
     if (fault := schema.integrity(connection)) is not None:
         raise ledger.DamagedError(fault)
-    entries = read_entries(connection)
-    holdings = dict(connection.execute("SELECT device, claim_uid FROM holdings").fetchall())
-    _check_holdings(entries, holdings, boot_id=boot_id)
-
-
-def _check_holdings(entries: Sequence[ledger.Entry], holdings: dict[str, str], *, boot_id: str) -> None:
-    """Holdings and rows say the same. Only a row of another boot may have lost a device to a later claim."""
-    said = {(device, str(entry.claim.uid)) for entry in entries for device in entry.holds}
-    needed = {(device, str(entry.claim.uid)) for entry in entries if entry.boot_id == boot_id for device in entry.holds}
-    kept = set(holdings.items())
+    said: set[tuple[str, str]] = set()
+    needed: set[tuple[str, str]] = set()
+    for columns in _read_columns(connection):
+        holds = {(device, columns.claim_uid) for device in ledger.held_devices(columns)}
+        said |= holds
+        # Only a row of another boot may have lost a device to a later claim.
+        needed |= holds if columns.boot_id == boot_id else set()
+    kept = set(connection.execute("SELECT device, claim_uid FROM holdings").fetchall())
     if odd := (kept - said) | (needed - kept):
         device, uid = min(odd)
         raise ledger.DamagedError(f"rows and holdings differ about device {device!r} and claim {uid!r}")

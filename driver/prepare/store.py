@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from driver import values
 from driver.errors import RecordError
 from driver.prepare import crashpoints, database, ledger, locks, plan, recordfile, schema
 from driver.prepare.crashpoints import Point
@@ -34,6 +35,14 @@ _SELECT_HOLDER = (
     f"SELECT {recordfile.COLUMNS} FROM claims WHERE claim_uid = (SELECT claim_uid FROM holdings WHERE device = ?)"  # noqa: S608
 )
 _DELETE_HOLDING = "DELETE FROM holdings WHERE device = ? AND claim_uid = ?"
+
+
+class Summary(NamedTuple):
+    """The little that is kept in memory of each claim."""
+
+    claim: values.ClaimRef
+    boot_id: str
+    state: ledger.ClaimState
 
 
 class RecordReports(Protocol):
@@ -137,6 +146,23 @@ class Store:
     def rows(self) -> tuple[ledger.Entry, ...]:
         """All entries, by claim UID."""
         return self._read(recordfile.read_entries, apart=True)
+
+    def summaries(self) -> tuple[Summary, ...]:
+        """All claims, by UID, without what they have."""
+
+        def work(connection: sqlite3.Connection) -> tuple[Summary, ...]:
+            return tuple(
+                Summary(
+                    values.ClaimRef(uid=values.ClaimUid(uid), namespace=namespace, name=name),
+                    boot_id,
+                    ledger.ClaimState(state),
+                )
+                for uid, namespace, name, boot_id, state in connection.execute(
+                    "SELECT claim_uid, namespace, name, boot_id, state FROM claims ORDER BY claim_uid"
+                )
+            )
+
+        return self._read(work, apart=True)
 
     def count(self) -> int:
         """How many claims have an entry."""

@@ -5,8 +5,10 @@ leadership, the loop.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -188,6 +190,28 @@ def test_nothing_is_written_while_nothing_has_changed(agent: Agent) -> None:
         agent.collector.look_after()
     assert {path.name: path.stat() for path in agent.directory.path.iterdir()} == before
     assert agent.record.version() == version
+
+
+def test_looking_at_all_files_takes_little_time_and_a_lost_one_is_found_at_once(tmp_path: Path) -> None:
+    now_s = itertools.count(step=0.001)
+    later_s = [0.0]
+    agent = Agent(tmp_path, clock=lambda: next(now_s) + later_s[0]).start()
+    first, second = prepared(agent, 1, NAMES[0]), prepared(agent, 2, NAMES[1])
+    time.sleep(0.05)  # until a change would show in the times of the files
+    for _ in range(2):
+        agent.collector.look_after()
+    edited = path_of(agent, first)
+    content = edited.read_bytes()
+    edited.write_bytes(content.replace(b"GPU-0", b"GPU-9"))
+    agent.collector.look_after()
+    assert edited.read_bytes() != content, "not yet: all were looked at a moment ago"
+    path_of(agent, second).unlink()
+    agent.collector.look_after()
+    assert path_of(agent, second).exists()
+    later_s[0] = 1000.0
+    agent.collector.look_after()
+    assert edited.read_bytes() == content
+    agent.stop()
 
 
 # Claims that are gone

@@ -97,20 +97,21 @@ def test_an_untouched_file_is_not_written(directory: cdidir.CdiDirectory) -> Non
     directory.write_claim(entry())
     before = path_of(directory).stat()
     assert not directory.ensure_claim(entry())
-    assert not directory.verify_claim(entry())
+    assert directory.verify_claim(entry())
     assert not cdidir.CdiDirectory(directory.path, dialect=DIALECT).ensure_claim(entry())
     assert path_of(directory).stat() == before
 
 
 def test_a_change_that_left_the_times_as_they_were_is_found_by_reading(directory: cdidir.CdiDirectory) -> None:
     directory.write_claim(entry())
-    assert directory.listing().claims == {preparing.ref(1).uid: False}, "written a moment ago, so to be read once more"
+    assert directory.listing().others == {preparing.ref(1).uid}, "written a moment ago, so to be read once more"
     path = path_of(directory)
     changed = path.read_bytes().replace(b"GPU-0", b"GPU-9")
     path.write_bytes(changed)
     directory._known[path.name] = cdidir._seen(path.lstat())
     assert not directory.ensure_claim(entry())
-    assert directory.verify_claim(entry())
+    assert not directory.verify_claim(entry())
+    assert directory.place(path.name, DIALECT.claim_spec(entry()))
     assert path.read_bytes() == DIALECT.claim_spec(entry())
 
 
@@ -119,13 +120,15 @@ def test_a_file_that_was_read_when_it_was_old_is_not_read_again(tmp_path: Path) 
     directory = cdidir.CdiDirectory(tmp_path, dialect=DIALECT, clock_ns=lambda: now_ns[0])
     directory.write_claim(entry())
     now_ns[0] = path_of(directory).stat().st_mtime_ns + 1
-    directory.verify_claim(entry())
-    assert directory.listing().claims == {preparing.ref(1).uid: False}
+    assert directory.verify_claim(entry())
+    assert directory.listing().others == {preparing.ref(1).uid}
     now_ns[0] += 10**9
-    directory.verify_claim(entry())
-    assert directory.listing().claims == {preparing.ref(1).uid: True}
+    assert directory.verify_claim(entry())
+    assert directory.listing() == cdidir.Listing(
+        untouched=frozenset({preparing.ref(1).uid}), others=frozenset(), temporaries=frozenset()
+    )
     os.utime(path_of(directory))
-    assert directory.listing().claims == {preparing.ref(1).uid: False}
+    assert directory.listing().others == {preparing.ref(1).uid}
 
 
 def test_removing_takes_the_temporary_file_along(directory: cdidir.CdiDirectory) -> None:
@@ -138,7 +141,7 @@ def test_removing_takes_the_temporary_file_along(directory: cdidir.CdiDirectory)
 
 def test_removing_from_a_folder_that_is_gone_is_removing_nothing(directory: cdidir.CdiDirectory) -> None:
     assert not directory.remove_claim("a")
-    assert directory.listing() == cdidir.Listing(claims={}, temporaries=frozenset())
+    assert directory.listing() == cdidir.Listing(untouched=frozenset(), others=frozenset(), temporaries=frozenset())
 
 
 def test_files_of_others_are_not_seen(directory: cdidir.CdiDirectory) -> None:
@@ -147,7 +150,7 @@ def test_files_of_others_are_not_seen(directory: cdidir.CdiDirectory) -> None:
         (directory.path / name).write_text("{}")
     (directory.path / f".{DIALECT.claim_file('b')}.tmp").touch()
     listing = directory.listing()
-    assert listing.claims.keys() == {preparing.ref(1).uid}
+    assert listing.others == {preparing.ref(1).uid}
     assert listing.temporaries == {"b"}
 
 
