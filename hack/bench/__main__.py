@@ -45,6 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", metavar="PART[,PART]", type=_parts, default=tuple(PARTS), help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="few turns: shows that everything works, not how fast")
     parser.add_argument("--rounds", type=int, help="turns of each latency (default: 200; 20 with --quick)")
+    parser.add_argument(
+        "--lean-peer", action="store_true", help="a Go driver that writes CDI files itself, not with the CDI library"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the report, with every value, as JSON")
     parser.add_argument(
         "--directory", metavar="DIR", type=Path, help="where records and CDI files lie (default: a temporary one)"
@@ -55,8 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(os.fsencode(base)) > LONGEST_BASE:
         parser.error(f"{base} is too long for the sockets below it: at most {LONGEST_BASE} bytes")
     options = bench.QUICK if asked.quick else bench.Options()
-    if asked.rounds is not None:
-        options = dataclasses.replace(options, rounds=asked.rounds)
+    options = dataclasses.replace(options, lean_peer=asked.lean_peer, rounds=asked.rounds or options.rounds)
     directory = Path(tempfile.mkdtemp(prefix="nfb-", dir=base))
     try:
         found, failed = _run(asked.only, options, directory)

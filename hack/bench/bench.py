@@ -47,6 +47,9 @@ class Options:
     probes: int = 30
     """Warm probes of each machine."""
 
+    lean_peer: bool = False
+    """Whether the Go driver writes its CDI files itself; public ones use the CDI library, which reads all at each change."""
+
 
 QUICK = Options(
     rounds=20,
@@ -99,7 +102,13 @@ class Bench:
             return None
         directory = self.fresh_directory("peer")
         self.server.create_node(directory.name)
-        return drivers.peer(directory, node=directory.name, kubeconfig=self.server.kubeconfig, binary=self.peer.binary)
+        return drivers.peer(
+            directory,
+            node=directory.name,
+            kubeconfig=self.server.kubeconfig,
+            binary=self.peer.binary,
+            lean=self.options.lean_peer,
+        )
 
     def contest(self, stack: ExitStack) -> list[drivers.Ready]:
         """The agent and, where there is one, the Go driver, both ready."""

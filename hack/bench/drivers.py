@@ -71,8 +71,8 @@ def agent(directory: Path, *, node: str, kubeconfig: Path, machine: str = "dgx-h
     )
 
 
-def peer(directory: Path, *, node: str, kubeconfig: Path, binary: Path) -> Spec:
-    """The Go yardstick."""
+def peer(directory: Path, *, node: str, kubeconfig: Path, binary: Path, lean: bool) -> Spec:
+    """The Go yardstick; a `lean` one writes CDI files without the CDI library."""
     return Spec(
         subject=PEER,
         driver_name=PEER_DRIVER,
@@ -85,6 +85,7 @@ def peer(directory: Path, *, node: str, kubeconfig: Path, binary: Path) -> Spec:
             f"-kubeconfig={kubeconfig}",
             f"-kubelet-dir={directory}",
             f"-cdi-dir={directory / 'cdi'}",
+            f"-cdi-library={'false' if lean else 'true'}",
         ),
     )
 

@@ -2,9 +2,10 @@
 
 // Gopeer is the yardstick of the benchmark: the least DRA driver for whole GPUs that the official Go helper allows.
 //
-// It publishes eight made-up devices, reads claims through the helper, writes one CDI file a claim and keeps a JSON
-// checkpoint of all prepared claims, as the public example of a DRA driver does. It controls no hardware. It does less
-// than a driver must (no overlap check, no configs), so what it costs is a lower bound for its kind.
+// It publishes eight made-up devices, reads claims through the helper, writes one CDI file a claim with the CDI library and
+// keeps a JSON checkpoint of all prepared claims, as public drivers do. It controls no hardware. It does less than a driver
+// must (no overlap check, no configs), so what it costs is a lower bound for its kind. With -cdi-library=false it writes CDI
+// files itself, which public drivers do not: the library reads all files anew whenever one changes.
 package main
 
 import (
@@ -29,6 +30,7 @@ type options struct {
 	kubeconfig string
 	kubeletDir string
 	cdiDir     string
+	cdiLibrary bool
 }
 
 func main() {
@@ -38,6 +40,7 @@ func main() {
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server")
 	flag.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory")
 	flag.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where CDI specs go")
+	flag.BoolVar(&o.cdiLibrary, "cdi-library", true, "write CDI specs with the CDI library")
 	flag.Parse()
 	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "gopeer:", err)
@@ -69,7 +72,7 @@ func run(o options) error {
 			return err
 		}
 	}
-	state, err := newState(filepath.Join(pluginDir, "checkpoint.json"), o.cdiDir, o.driverName)
+	state, err := newState(filepath.Join(pluginDir, "checkpoint.json"), o.cdiDir, o.driverName, o.cdiLibrary)
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,12 @@ import (
 	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/types"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 )
+
+const cdiClass = "claim"
 
 // preparedDevice is one device of a prepared claim, as the checkpoint keeps it.
 type preparedDevice struct {
@@ -33,10 +37,20 @@ type state struct {
 	checkpointPath string
 	cdiDir         string
 	driverName     string
+
+	// cache is the CDI library as public drivers use it; nil where the driver writes its files itself.
+	cache *cdiapi.Cache
 }
 
-func newState(checkpointPath, cdiDir, driverName string) (*state, error) {
+func newState(checkpointPath, cdiDir, driverName string, cdiLibrary bool) (*state, error) {
 	s := &state{checkpointPath: checkpointPath, cdiDir: cdiDir, driverName: driverName}
+	if cdiLibrary {
+		cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(cdiDir))
+		if err != nil {
+			return nil, err
+		}
+		s.cache = cache
+	}
 	_, err := s.load()
 	if errors.Is(err, fs.ErrNotExist) {
 		err = s.save(&checkpoint{APIVersion: "v1", Claims: map[types.UID][]preparedDevice{}})
@@ -56,7 +70,7 @@ func (s *state) prepare(uid types.UID, wanted []preparedDevice) ([]preparedDevic
 	for index := range wanted {
 		device := &wanted[index]
 		name := fmt.Sprintf("%s-%s", uid, device.Device)
-		device.CDIDeviceID = fmt.Sprintf("%s/claim=%s", s.driverName, name)
+		device.CDIDeviceID = parser.QualifiedName(s.driverName, cdiClass, name)
 		device.ContainerEdits = &cdi.ContainerEdits{Env: []string{fmt.Sprintf("GPU_DEVICE_%d=%s", index, device.Device)}}
 	}
 	if err := s.writeSpec(uid, wanted); err != nil {
@@ -78,7 +92,7 @@ func (s *state) unprepare(uid types.UID) error {
 	if _, found := record.Claims[uid]; !found {
 		return nil
 	}
-	if err := os.Remove(s.specPath(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.removeSpec(uid); err != nil {
 		return err
 	}
 	delete(record.Claims, uid)
@@ -105,24 +119,46 @@ func (s *state) save(record *checkpoint) error {
 	return writeAtomic(s.checkpointPath, data, true)
 }
 
-func (s *state) specPath(uid types.UID) string {
-	return filepath.Join(s.cdiDir, fmt.Sprintf("%s_%s.json", s.driverName, uid))
-}
-
 func (s *state) writeSpec(uid types.UID, devices []preparedDevice) error {
-	spec := cdi.Spec{Version: "0.5.0", Kind: s.driverName + "/claim"}
+	spec := &cdi.Spec{Kind: s.driverName + "/" + cdiClass}
 	for _, device := range devices {
 		spec.Devices = append(spec.Devices, cdi.Device{
 			Name:           fmt.Sprintf("%s-%s", uid, device.Device),
 			ContainerEdits: *device.ContainerEdits,
 		})
 	}
+	version, err := cdi.MinimumRequiredVersion(spec)
+	if err != nil {
+		return err
+	}
+	spec.Version = version
+	if s.cache != nil {
+		return s.cache.WriteSpec(spec, s.specName(uid))
+	}
 	data, err := json.Marshal(spec)
 	if err != nil {
 		return err
 	}
-	// The CDI library that Go drivers use renames its files into place without a sync; so does this.
+	// The CDI library renames its files into place without a sync; so does this.
 	return writeAtomic(s.specPath(uid), data, false)
+}
+
+func (s *state) removeSpec(uid types.UID) error {
+	if s.cache != nil {
+		return s.cache.RemoveSpec(s.specName(uid))
+	}
+	if err := os.Remove(s.specPath(uid)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (s *state) specName(uid types.UID) string {
+	return cdiapi.GenerateTransientSpecName(s.driverName, cdiClass, string(uid))
+}
+
+func (s *state) specPath(uid types.UID) string {
+	return filepath.Join(s.cdiDir, s.specName(uid)+".json")
 }
 
 // writeAtomic replaces path as a whole. With sync, the content is on the disk before the name is.
