@@ -86,25 +86,48 @@ class ProbeChild:
         """End the child, also in the middle of a call."""
         with self._state:
             self._closed = True
-            child, self._child = self._child, None
-        if child is not None:
-            child.stop()
+            child = self._child
+        if not self._turn.acquire(blocking=False):
+            if child is not None:
+                child.kill()  # the call under way ends with it, and gives the turn back
+            if not self._turn.acquire(timeout=2 * _REAP_S):
+                return
+        try:
+            with self._state:
+                child, self._child = self._child, None
+            if child is not None:
+                child.stop()
+        finally:
+            self._turn.release()
 
     def _call(self, verb: str, timeout_s: float, decode: Callable[[Any], _T]) -> _T:
         deadline = time.monotonic() + timeout_s
         if not self._turn.acquire(timeout=max(timeout_s, 0)):
             raise errors.ProbeError(f"{verb}: another look at the hardware did not end within {timeout_s:g} s")
         try:
-            child = self._living()
-            try:
-                answer = child.ask(verb, lambda: deadline - time.monotonic())
-                if "error" in answer:
-                    raise errors.ProbeError(f"{verb}: {answer['error']}", retryable=bool(answer["retryable"]))
-                return decode(answer["answer"])
-            except (frames.FrameError, OSError, KeyError, TypeError, errors.DocumentError) as err:
-                raise self._lost(child, verb, timeout_s, err) from err
+            return self._ask(verb, timeout_s, deadline, decode)
         finally:
             self._turn.release()
+
+    def _ask(
+        self, verb: str, timeout_s: float, deadline: float, decode: Callable[[Any], _T], *, again: bool = True
+    ) -> _T:
+        child = self._living()
+        try:
+            answer = child.ask(verb, lambda: deadline - time.monotonic())
+            if "error" in answer:
+                raise errors.ProbeError(f"{verb}: {answer['error']}", retryable=bool(answer["retryable"]))
+            return decode(answer["answer"])
+        except (frames.FrameError, OSError, KeyError, TypeError, errors.DocumentError) as err:
+            late = isinstance(err.__cause__, TimeoutError)
+            status = None if late else child.wait(_STOP_S)
+            child.kill()
+            child.bury()
+            with self._state:
+                self._child = None
+            if status == 0 and again:  # it had answered before, and left for a new one to take over
+                return self._ask(verb, timeout_s, deadline, decode, again=False)
+            raise self._lost(child, verb, timeout_s, status, err) from err
 
     def _living(self) -> _Child:
         with self._state:
@@ -117,17 +140,13 @@ class ProbeChild:
                 self._child = _Child(self._arguments)
             return self._child
 
-    def _lost(self, child: _Child, verb: str, timeout_s: float, err: Exception) -> errors.ProbeError:
-        """The error for a child that gave no usable answer; it is gone afterwards."""
-        late = isinstance(err.__cause__, TimeoutError)
-        status = None if late else child.wait(_STOP_S)
-        child.kill()
-        with self._state:
-            if self._child is child:
-                self._child = None
-            if self._closed:
-                return errors.ProbeError(f"{verb}: the prober was closed", retryable=False)
-        if late:
+    def _lost(
+        self, child: _Child, verb: str, timeout_s: float, status: int | None, err: Exception
+    ) -> errors.ProbeError:
+        """The error for a child that gave no usable answer."""
+        if self._closed:
+            return errors.ProbeError(f"{verb}: the prober was closed", retryable=False)
+        if isinstance(err.__cause__, TimeoutError):
             return errors.ProbeError(
                 f"{verb}: no answer within {timeout_s:g} s; the process that looks at the hardware was killed (a hung call of "
                 "NVML or a hung PCI function), the next look starts a new one"
@@ -188,7 +207,9 @@ class InProcessProber:
 
 
 class _Child:
-    """One child process and its pipes."""
+    """One child process and its pipes. All but `kill` belong to the thread whose turn it is: a descriptor that is closed under
+    another thread may already be somebody else's.
+    """
 
     def __init__(self, arguments: str) -> None:
         root = str(Path(__file__).resolve().parent.parent)
@@ -229,25 +250,25 @@ class _Child:
         """Let it end by itself, then make it."""
         _pipe(self._process.stdin).close()
         if self.wait(_STOP_S) is None:
-            self._process.kill()
-        self._bury()
+            self.kill()
+        self.bury()
 
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
-        self._bury()
 
-    def last_words(self) -> str:
-        """The end of what it printed."""
-        self._listener.join(_REAP_S)
-        return " | ".join(self._words)
-
-    def _bury(self) -> None:
+    def bury(self) -> None:
+        """Wait for the end of a process that was told to end, and close its pipes."""
         if self.wait(_REAP_S) is None:
             logger.error("Process %d hangs inside the kernel and cannot be killed yet", self._process.pid)
             threading.Thread(target=self._process.wait, name="reaper", daemon=True).start()
         _pipe(self._process.stdin).close()
         _pipe(self._process.stdout).close()
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        self._listener.join(_REAP_S)
+        return " | ".join(self._words)
 
     def _listen(self, errors_of_child: IO[bytes]) -> None:
         """Pass the child's error output on to the log."""

@@ -145,6 +145,19 @@ def test_a_crash_of_nvml_costs_one_look_and_leaves_a_trace(
     assert len(prober.probe(timeout_s=PATIENCE_S).gpus) == 1
 
 
+def test_a_driver_replaced_under_the_worker_gets_a_new_worker(prober: child.ProbeChild, mock: Path) -> None:
+    prober.rescan(timeout_s=PATIENCE_S)
+    (first,) = workers(str(mock))
+    faults.apply(mock, [fault.Fault(kind=fault.Kind.NVML_ERROR, error=18)])  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    (gpu,) = prober.probe(timeout_s=PATIENCE_S).gpus
+    assert gpu.state is model.GpuState.UNREADABLE
+    faults.apply(mock, [])
+    (reading,) = prober.rescan(timeout_s=PATIENCE_S).gpus
+    assert reading.state is model.GpuState.READY
+    (second,) = workers(str(mock))
+    assert second != first
+
+
 def test_a_worker_that_talks_without_end_is_heard_out_but_not_logged(
     mock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
