@@ -84,6 +84,7 @@ class Collector:
         reports: Reports,
         stop: threading.Event,
         interval_s: float,
+        look_after_s: float = LOOK_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
@@ -97,6 +98,7 @@ class Collector:
         self._reports = reports
         self._stop = stop
         self._interval_s = interval_s
+        self._look_after_s = look_after_s
         self._clock = clock
         self._claims: dict[str, store.Summary] = {}
         self._with_file: frozenset[str] = frozenset()
@@ -109,7 +111,7 @@ class Collector:
     def run(self) -> None:
         """Look after files every few seconds, and look claims up every interval, until told to stop."""
         next_collection_s = self._clock() + self._interval_s
-        while not self._stop.wait(LOOK_AFTER_S):
+        while not self._stop.wait(self._look_after_s):
             try:
                 self.look_after()
                 self.confirm()

@@ -48,7 +48,7 @@ DONE, REPEATED, FAILED = "done", "repeated", "failed"
 
 _GET_TIMEOUT_S = 10.0
 _GET_TIMEOUT_MIN_S = 0.1
-_PAUSES_S = (0.1, 0.25, 0.5, 1.0)
+PAUSES_S = (0.1, 0.25, 0.5, 1.0)
 """How often a waiting Prepare looks for what nobody tells it: another instance's work, the API server, a cancelled call."""
 
 _MESSAGE_MAX_LENGTH = 900
@@ -106,6 +106,7 @@ class Executor:
         stop: threading.Event,
         wait_s: float = WAIT_S,
         reserve_s: float = RESERVE_S,
+        pauses_s: Sequence[float] = PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
@@ -120,6 +121,7 @@ class Executor:
         self._stop = stop
         self._wait_s = wait_s
         self._reserve_s = reserve_s
+        self._pauses_s = pauses_s
         self._clock = clock
         self._changed = threading.Condition()
         self._changes = 0
@@ -201,7 +203,7 @@ class Executor:
             crashpoints.reach(Point.PREPARE_LOCKED)
             if call.over():
                 raise ClaimError(f"{ref}: kubelet stopped waiting before its turn came; nothing was done")
-            waited = _Wait(self._clock, min(self._wait_s, call.remaining_s() - self._reserve_s))
+            waited = _Wait(self._clock, min(self._wait_s, call.remaining_s() - self._reserve_s), self._pauses_s)
             while True:
                 seen = self._changes
                 try:
@@ -332,8 +334,9 @@ class Executor:
 class _Wait:
     """How long one Prepare has waited, and how long it still may."""
 
-    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+    def __init__(self, clock: Callable[[], float], seconds: float, pauses_s: Sequence[float]) -> None:
         self._clock = clock
+        self._pauses_s = pauses_s
         self._began = clock()
         self._end = self._began + seconds
         self.pauses = 0
@@ -348,6 +351,6 @@ class _Wait:
 
     def next_pause_s(self) -> float:
         """How long to wait before looking again, if nothing is heard before."""
-        pause = _PAUSES_S[min(self.pauses, len(_PAUSES_S) - 1)]
+        pause = self._pauses_s[min(self.pauses, len(self._pauses_s) - 1)]
         self.pauses += 1
         return max(0.0, min(pause, self.left_s()))

@@ -184,6 +184,8 @@ class Agent:
         wait_s: float = 2.0,
         reserve_s: float = 0.5,
         interval_s: float = 600.0,
+        look_after_s: float = collector.LOOK_AFTER_S,
+        pauses_s: Sequence[float] = executor.PAUSES_S,
         clock: Callable[[], float] = time.monotonic,
         mock: bool = True,
         root: Path = Path("/"),
@@ -231,6 +233,7 @@ class Agent:
             stop=self.stop_event,
             wait_s=wait_s,
             reserve_s=reserve_s,
+            pauses_s=pauses_s,
         )
         self.collector = collector.Collector(
             place,
@@ -244,6 +247,7 @@ class Agent:
             reports=self.reports,
             stop=self.stop_event,
             interval_s=interval_s,
+            look_after_s=look_after_s,
             clock=clock,
         )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from driver import values
-from driver.prepare import collector, locks
+from driver.prepare import locks
 from tests.fakes import preparing
 from tests.fakes.preparing import NAMES, Agent, ref
 
@@ -68,7 +68,9 @@ def test_a_file_whose_row_was_lost_gives_it_back_at_the_next_start(agent: Agent,
     forget(agent, claim)
     agent.stop()
     second = Agent(tmp_path, wait_s=0.05).start()
+    assert second.prepared_uids() == {claim.uid}
     assert second.prepare(claim) == answer
+    assert second.api.reads == 0
     assert isinstance(second.prepare(second.api.allocate(ref(2), NAMES[0])), values.Failed)
     second.stop()
 
@@ -327,9 +329,9 @@ def test_a_damaged_record_is_noticed_and_replaced_without_any_claim(agent: Agent
 
 
 def test_the_loop_lives_through_a_bad_round_and_ends_when_told(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(collector, "LOOK_AFTER_S", 0.01)
+    agent = Agent(tmp_path, look_after_s=0.01).start()
     claim = prepared(agent, 1, NAMES[0])
     leads = agent.epoch.leads
     rounds = iter([True])
@@ -349,4 +351,5 @@ def test_the_loop_lives_through_a_bad_round_and_ends_when_told(
     agent.stop_event.set()
     thread.join(20)
     assert not thread.is_alive()
+    agent.stop()
     assert [record for record in caplog.records if record.exc_info]

@@ -200,11 +200,15 @@ def test_a_uid_that_is_none_never_becomes_a_path(agent: Agent, uid: str) -> None
     assert agent.claim_files() == set()
 
 
-def test_a_claim_waits_for_a_device_that_is_still_being_released(tmp_path: Path) -> None:
-    agent = Agent(tmp_path, wait_s=30).start()
+def test_a_claim_waits_for_a_device_that_is_still_being_released_and_has_it_at_once_then(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, wait_s=3600, pauses_s=(0.01, 3600)).start()
     first, second = agent.api.allocate(ref(1), NAMES[0]), agent.api.allocate(ref(2), NAMES[0])
     agent.prepare(first)
-    thread, answers = waiting(agent, second)
+    call = Rpc(7200)
+    thread, answers = in_thread(lambda: agent.executor.prepare([second], call)[second.uid])
+    while agent.api.reads < 3:
+        thread.join(0.005)
+    thread.join(0.1)
     assert thread.is_alive()
     assert agent.unprepare(first) == values.Unprepared()
     thread.join(20)
