@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 from collections.abc import Iterator
@@ -106,6 +107,21 @@ def test_lock_on_a_removed_file_is_no_lock(root: Path) -> None:
     acquire(lock)
     assert lock.held()
     lock.release()
+    lock.release()
+
+
+def test_lock_file_that_its_owner_removes_meanwhile_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        paths(root).lock.unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    lock = sockets.InstanceLock(paths(root))
+    acquire(lock, timeout_s=30)
+    assert lock.held()
     lock.release()
 
 
