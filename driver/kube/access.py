@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -140,31 +141,41 @@ def load_kubeconfig(path: Path, *, timeout_s: float = LOAD_TIMEOUT_S) -> Access:
     """
     if not path.is_file():
         raise errors.ConfigError(f"The kubeconfig {path} is no file")
-    command = [sys.executable, "-m", "driver.kube.loader", str(path)]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-            text=True,
-            errors="replace",
-        )
-    except subprocess.TimeoutExpired as error:
-        raise errors.ApiError(
-            f"Reading the kubeconfig {path} took more than {timeout_s:.0f} s: is a credential plugin waiting for something?",
-            reason=errors.ApiReason.UNAVAILABLE,
-        ) from error
-    said = done.stderr.strip().splitlines()
-    if done.returncode == BAD_CONFIG:
+    code, output, complaints = _run_loader(path, timeout_s)
+    said = complaints.strip().splitlines()
+    if code == BAD_CONFIG:
         raise errors.ConfigError(f"The kubeconfig {path} is not usable: {said[-1] if said else 'no reason given'}")
-    if done.returncode != 0:
+    if code != 0:
         raise errors.ApiError(
-            f"The kubeconfig {path} gave no credentials: {said[-1] if said else f'status {done.returncode}'}",
+            f"The kubeconfig {path} gave no credentials: {said[-1] if said else f'status {code}'}",
             reason=errors.ApiReason.UNAVAILABLE,
         )
-    return from_json(json.loads(done.stdout))
+    return from_json(json.loads(output))
+
+
+def _run_loader(path: Path, timeout_s: float) -> tuple[int, str, str]:
+    """Exit status, output and complaints of the loader. It has a session of its own, so that its plugins end with it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "driver.kube.loader", str(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as child:
+        try:
+            output, complaints = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise errors.ApiError(
+                f"Reading the kubeconfig {path} took more than {timeout_s:.0f} s: "
+                "is a credential plugin waiting for something?",
+                reason=errors.ApiReason.UNAVAILABLE,
+            ) from error
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+    return child.returncode, output, complaints
 
 
 def from_json(loaded: Mapping[str, Any]) -> Access:

@@ -107,6 +107,11 @@ def open_connection(opened: access.Access, *, timeout_s: float) -> http.client.H
     return connection
 
 
+def prefix_of(opened: access.Access) -> str:
+    """What stands before every path: some servers are one of many behind an address (`https://host/k8s/clusters/c1`)."""
+    return urllib.parse.urlsplit(opened.server).path.rstrip("/")
+
+
 def shut(connection: http.client.HTTPConnection) -> None:
     """End a connection that another thread reads from: its read returns at once."""
     # SSLSocket.shutdown takes the TLS state away under the reader's feet; the plain socket's does not.
@@ -120,6 +125,7 @@ class Connections:
 
     def __init__(self, opened: access.Access) -> None:
         self.access = opened
+        self._prefix = prefix_of(opened)
         self._idle: deque[http.client.HTTPConnection] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -164,7 +170,7 @@ class Connections:
         kept = False
         try:
             connection.sock.settimeout(_left(ends))
-            connection.request(ask.method, ask.path, ask.body, ask.headers)
+            connection.request(ask.method, self._prefix + ask.path, ask.body, ask.headers)
             response = connection.getresponse()
             answer = Answer(response.status, _read(response, connection, ends, ask.max_bytes))
             kept = not response.will_close

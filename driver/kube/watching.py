@@ -141,7 +141,7 @@ def begin(
     """Start a watch. Raises OSError, http.client.HTTPException or RefusedError."""
     connection = connections.open_connection(opened.access, timeout_s=silence_s)
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request("GET", connections.prefix_of(opened.access) + path, headers=headers)
         response = connection.getresponse()
         refusal = response.read(connections.MAX_STATUS_BYTES) if response.status != http.client.OK else None
     except BaseException:

@@ -13,8 +13,8 @@ Script = Callable[[socket.socket, int], None]
 
 
 @contextlib.contextmanager
-def playing(script: Script) -> Iterator[str]:
-    """Serve the script to every connection; the URL. One request a connection."""
+def playing(script: Script, *, heard: Callable[[bytes], None] = lambda _request: None) -> Iterator[str]:
+    """Serve the script to every connection; the URL. One request a connection, which `heard` is told."""
     listener = socket.create_server(("127.0.0.1", 0))
     connections: list[socket.socket] = []
     threads: list[threading.Thread] = []
@@ -27,6 +27,7 @@ def playing(script: Script) -> Iterator[str]:
                 if not part:
                     return
                 received += part
+            heard(received)
             script(connection, number)
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)

@@ -25,6 +25,7 @@ from driver import errors
 from driver.kube import access, client, connections
 from driver.standin import apiserver, apiserver_faults
 from tests.fakes import raw_server
+from tests.fakes.publishing import until
 
 TLS = Path(__file__).parent.parent / "fakes" / "tls"
 FILES = apiserver.Tls(certificate=TLS / "server.pem", key=TLS / "server.key", authority=TLS / "ca.pem")
@@ -208,6 +209,20 @@ def test_an_endless_answer_is_cut() -> None:
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
+def test_a_server_behind_a_path_is_asked_there() -> None:
+    asked: list[bytes] = []
+
+    def script(connection: socket.socket, _number: int) -> None:
+        connection.sendall(OK)
+
+    with raw_server.playing(script, heard=asked.append) as url, reaching(f"{url}/k8s/clusters/c1/") as kube:
+        kube.get_node("n1", timeout_s=T)
+        with pytest.raises(StopIteration):
+            next(kube.watch_slices(node_name="n1", resource_version="1", timeout_s=60))
+    assert asked[0].startswith(b"GET /k8s/clusters/c1/api/v1/nodes/n1 HTTP/1.1")
+    assert asked[1].startswith(b"GET /k8s/clusters/c1/apis/resource.k8s.io/v1/resourceslices?")
+
+
 def test_one_connection_serves_many_calls_and_a_closed_one_is_replaced() -> None:
     served: list[int] = []
 
@@ -338,9 +353,13 @@ def test_a_plugin_that_fails_makes_calls_fail_until_it_works(server: apiserver.A
 
 
 def test_a_plugin_that_hangs_is_ended(server: apiserver.ApiServer, tmp_path: Path) -> None:
-    path = write_kubeconfig(tmp_path / "kubeconfig", server, plugin(tmp_path / "plugin", "exec sleep 30"))
+    number = tmp_path / "pid"
+    path = write_kubeconfig(
+        tmp_path / "kubeconfig", server, plugin(tmp_path / "plugin", f"echo $$ > {number}; exec sleep 30")
+    )
     with pytest.raises(errors.ApiError, match="waiting for something"):
-        access.load_kubeconfig(path, timeout_s=2.0)
+        access.load_kubeconfig(path, timeout_s=5.0)
+    until(lambda: not Path(f"/proc/{number.read_text().strip()}/cmdline").exists())
 
 
 @pytest.mark.parametrize(
