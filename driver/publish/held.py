@@ -19,6 +19,9 @@ from driver.publish import absent, pacing
 logger = logging.getLogger(__name__)
 
 LIST_TIMEOUT_S = 15.0
+RECORD_AGAIN_S = 30.0
+"""How often the record is looked at again while it names a missing device; a query, and `notify` is quicker."""
+
 FIRST_AGAIN_S = 60.0
 MOST_AGAIN_S = 600.0
 FAILED_AGAIN_S = 2.0
@@ -68,7 +71,7 @@ class HeldDevices:
         open_names = frozenset(missing) - known
         if not open_names:
             self._asked = frozenset()
-            return Held(names=known)
+            return Held(names=known, again_s=RECORD_AGAIN_S if known else None)
         now = self._clock()
         fresh = not open_names <= self._asked
         if fresh:
@@ -83,11 +86,8 @@ class HeldDevices:
             else:
                 self._due = now + self._failures.failed()
         still = open_names & self._found
-        return Held(
-            names=known | still,
-            again_s=max(0.0, self._due - now) if still else None,
-            trouble=self._trouble.text,
-        )
+        due = ([max(0.0, self._due - now)] if still else []) + ([RECORD_AGAIN_S] if known else [])
+        return Held(names=known | still, again_s=min(due, default=None), trouble=self._trouble.text)
 
     def _list(self, names: frozenset[str]) -> bool:
         """Ask the server; whether it answered."""

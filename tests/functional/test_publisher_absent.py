@@ -151,9 +151,10 @@ def test_taints_are_tried_by_a_dry_run_once_a_connection(running: Running) -> No
     running.change(GPUS[0], LOST)
     until(lambda: running.listed() == [TAINTED[0], TAINTED[1], "gpu-0000-52-00-0!"])
     assert running.server.count("update", "resourceslices", dry_run=True) == 1
-    lists = running.server.count("list", "resourceslices")
+    watches = running.server.count("watch", "resourceslices")
     running.server.cut()
-    until(lambda: running.server.count("list", "resourceslices") > lists)
+    # The watch follows a list that has been taken in.
+    until(lambda: running.server.count("watch", "resourceslices") > watches)
     running.change(GPUS[0], LOST, GPUS[2])
     until(lambda: running.listed() == TAINTED)
     assert running.server.count("update", "resourceslices", dry_run=True) == 2

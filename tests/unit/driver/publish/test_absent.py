@@ -176,12 +176,12 @@ def test_nothing_missing_asks_nobody() -> None:
 
 
 def test_what_the_record_holds_needs_no_list() -> None:
-    assert Asked().look("a", "a b") == ("a", None, 0)
+    assert Asked().look("a", "a b") == ("a", 30.0, 0)
 
 
 def test_what_nobody_holds_leaves_after_one_list() -> None:
     asked = Asked()
-    assert asked.look("a b", "b") == ("b", None, 1)
+    assert asked.look("a b", "b") == ("b", 30.0, 1)
 
 
 def test_what_a_claim_holds_stays_and_is_asked_for_more_and_more_rarely() -> None:
@@ -204,7 +204,7 @@ def test_what_a_claim_holds_stays_and_is_asked_for_more_and_more_rarely() -> Non
 def test_a_device_that_is_unprepared_is_asked_for_at_once() -> None:
     asked = Asked()
     asked.claims.claims = [claim(result("a"))]
-    assert asked.look("a b", "b") == ("a b", 60.0, 1)
+    assert asked.look("a b", "b") == ("a b", 30.0, 1)
     asked.now += 1
     assert asked.look("a b", "")[2] == 2
 
