@@ -390,3 +390,31 @@ def test_any_history_ends_in_the_wanted_pool_and_then_in_silence(history: list[t
             stray = copy.deepcopy(server.stored[first])
             stray["metadata"] |= {"name": "zzz", "uid": "stray"}
             server.stored["zzz"] = stray
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+TAINTED = st.fixed_dictionaries({"name": ANYTHING, "taints": st.lists(ANYTHING | st.just({"key": "k"}), max_size=2)})
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {}, optional={"devices": ANYTHING | st.lists(TAINTED | ANYTHING, max_size=3), "pool": ANYTHING}
+    ),
+    st.fixed_dictionaries({}, optional={"ownerReferences": ANYTHING, "labels": ANYTHING}),
+)
+def test_whatever_stands_under_our_name_is_put_right(spec: Body, metadata: Body) -> None:
+    server = Server()
+    name = slices.slice_name(0, place=PLACE)
+    identity = {"driver": PLACE.driver_name, "nodeName": PLACE.node_name}
+    server.stored[name] = {
+        "metadata": metadata | {"name": name, "uid": "u", "resourceVersion": "0"},
+        "spec": spec | identity,
+    }
+    server.publish(many(2))
+    assert server.publish(many(2)) == []
+    assert [entry["name"] for entry in server.standing()[0]["spec"]["devices"]] == publishing.names(many(2))
