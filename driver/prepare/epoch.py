@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 class Epoch:
     """This instance's place in the order."""
 
-    def __init__(self, directory: Path) -> None:
-        self._locks = locks.NumberLocks(directory / "epochs.lock")
+    def __init__(self, state: Path) -> None:
+        self._locks = locks.NumberLocks(locks.directory(state) / "epochs.lock")
         self._number: int | None = None
 
     @property

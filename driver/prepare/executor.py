@@ -182,6 +182,9 @@ class Executor:
             except locks.LockUnavailableError:
                 message = f"{ref}: an earlier call for it, or another claim with one of its GPUs, is still at work"
                 logger.warning("Failed to %s: %s", operation, message)
+            except OSError as error:
+                message = f"{ref}: {error}"
+                logger.warning("Failed to %s: %s", operation, message)
             except Exception as error:
                 logger.exception("Failed to %s %s", operation, ref)
                 message = (

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Protocol
 
 from discovery.address import PciAddress
+from driver.errors import RecordError
+from driver.prepare import files
 
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
 
-RECORD_FILE = "record.lock"
+_DIRECTORY = "locks"
 _FILE_MODE = 0o600
 _LOOK_AGAIN_S = 0.01
 """How often a lock that another process holds is tried: both instances live only while one replaces the other."""
@@ -40,6 +42,16 @@ class Patience(Protocol):
 
     def remaining_s(self) -> float:
         """Seconds left; 0 or less once the time is up."""
+
+
+def directory(state: Path) -> Path:
+    """The folder of the lock files in a state folder, made if it is missing. Raises RecordError."""
+    path = state / _DIRECTORY
+    try:
+        files.make_private_directory(path)
+    except OSError as error:
+        raise RecordError(f"The folder {path} cannot be used: {error.strerror}") from error
+    return path
 
 
 class Deadline:
@@ -230,11 +242,11 @@ class NumberLocks:
 
 
 class Locks:
-    """The locks of claims and of GPUs, in the folder `directory`. Order: a claim first, then GPUs by address."""
+    """The locks of claims and of GPUs, in a state folder. Order: a claim first, then GPUs by address."""
 
-    def __init__(self, directory: Path, *, stop: threading.Event) -> None:
-        self._claims = KeyedLocks(directory / "claims.lock", stop=stop)
-        self._gpus = KeyedLocks(directory / "gpus.lock", stop=stop)
+    def __init__(self, state: Path, *, stop: threading.Event) -> None:
+        self._claims = KeyedLocks(directory(state) / "claims.lock", stop=stop)
+        self._gpus = KeyedLocks(directory(state) / "gpus.lock", stop=stop)
 
     def claim(self, name: str, *, patience: Patience) -> Hold:
         """The lock of a claim, by UID (or of another thing of ours that is named and written like a claim's file)."""

@@ -70,7 +70,7 @@ class Store:
         self._salvage = salvage
         self._reports = reports
         self._clock = clock
-        self._lock = locks.SharedLock(directory / locks.RECORD_FILE)
+        self._lock = locks.SharedLock(locks.directory(directory) / "record.lock")
         self._opening = threading.Lock()
         self._database: database.Database | None = None
         self._inode: tuple[int, int] | None = None

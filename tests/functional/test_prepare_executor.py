@@ -440,6 +440,16 @@ def test_a_record_that_is_destroyed_under_prepared_claims_costs_nobody_a_device(
     restarted.stop()
 
 
+def test_a_state_folder_that_was_taken_away_is_said_and_the_agent_lives(agent: Agent, tmp_path: Path) -> None:
+    claim = agent.api.allocate(ref(1), NAMES[0])
+    (tmp_path / "state").rename(tmp_path / "taken")
+    answer = agent.prepare(claim)
+    assert isinstance(answer, values.Failed)
+    assert str(tmp_path / "state") in answer.message
+    (tmp_path / "taken").rename(tmp_path / "state")
+    assert isinstance(agent.prepare(claim), values.Prepared)
+
+
 class BrokenReader:
     """An API client that breaks its promise."""
 
