@@ -9,7 +9,6 @@ Only the leading instance does any of this, each step under the lock of the clai
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -148,8 +147,7 @@ class Collector:
         """
         if not self._may_act():
             return
-        with contextlib.suppress(nodespec.NodeSpecError):  # it says so itself, once
-            self._node_spec.look_after()
+        self._node_spec.watch()
         known = self._version
         self._read_claims()
         stamp = self._directory.stamp()

@@ -7,6 +7,7 @@ without a usable driver never makes a file without libraries; it makes every Pre
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -25,6 +26,8 @@ _CHECK_INTERVAL_S = 5.0
 """How old the last look at the driver root may be when a claim is prepared; looking costs a stat for each of its files."""
 
 _WRITE_PATIENCE_S = 10.0
+_SETTLED_NS = 2_000_000_000
+"""Some file systems keep times in steps of up to 2 s."""
 
 _Fingerprint = tuple[tuple[int, ...] | None, ...]
 
@@ -47,6 +50,7 @@ class NodeSpec:
         driver_version: Callable[[], str | None],
         machine: str = os.uname().machine,
         clock: Callable[[], float] = time.monotonic,
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._directory = directory
         self._dialect = dialect
@@ -56,9 +60,11 @@ class NodeSpec:
         self._driver_version = driver_version
         self._machine = machine
         self._clock = clock
+        self._clock_ns = clock_ns
         self._guard = threading.Lock()
         self._content: bytes | None = None
         self._watched: tuple[Path, ...] = ()
+        self._missing: tuple[str, ...] = ()
         self._fingerprint: tuple[str | None, tuple[str, ...], _Fingerprint] | None = None
         self._looked_at = float("-inf")
         self._problem: str | None = None
@@ -72,6 +78,14 @@ class NodeSpec:
         if self._clock() - self._looked_at < _CHECK_INTERVAL_S and self._directory.untouched(self._dialect.node_file):
             return
         self.look_after()
+
+    def watch(self) -> None:
+        """What is to do every few seconds: look after it where a driver is loaded. What is wrong is in `problem`."""
+        if not self._dialect.mock and self._driver_version() is None:
+            self._problem = None
+            return
+        with contextlib.suppress(NodeSpecError):
+            self.look_after()
 
     def look_after(self) -> None:
         """Look at the driver root now, and write the file where it or the root has changed. Raises NodeSpecError."""
@@ -92,32 +106,38 @@ class NodeSpec:
             self._looked_at = self._clock()
 
     def _rebuild(self) -> bool:
-        """Build the content anew if what it was built from has changed; whether it had."""
+        """Build the content anew if what it was built from has changed; whether it is another one then."""
         version = self._driver_version()
         absent = () if self._dialect.mock else self._nodes.missing(COMMON_NODES)
         if self._content is not None and self._fingerprint == (version, absent, _stats(self._watched)):
             return False
         if CONTROL_NODE in absent:
             raise NodeSpecError(f"{CONTROL_NODE} is missing: load the NVIDIA driver and run `nvidia-modprobe -c 0 -u`")
-        mounts: tuple[cdi.Mount, ...] = ()
-        if not self._dialect.mock:
-            try:
-                found = installation.find(self._root, machine=self._machine, expected_version=version)
-            except installation.NoDriverError as error:
-                raise NodeSpecError(str(error)) from error
-            mounts = found.mounts
-            self._watched = tuple(self._root.mount / path.lstrip("/") for path in found.watched)
-            logger.info(
-                "Driver %s found in %s: %d mounts; not there: %s",
-                found.version,
-                self._root.host,
-                len(mounts),
-                ", ".join((*found.missing, *absent)) or "nothing",
-            )
+        mounts = () if self._dialect.mock else self._find_mounts(version)
         nodes = tuple(node for node in COMMON_NODES if node not in absent)
-        self._content = self._dialect.node_spec(cdi.NodeEdits(device_nodes=nodes, mounts=mounts))
-        self._fingerprint = (version, absent, _stats(self._watched))
-        return True
+        content = self._dialect.node_spec(cdi.NodeEdits(device_nodes=nodes, mounts=mounts))
+        stats = _stats(self._watched)
+        youngest_ns = max((stat[-1] for stat in stats if stat is not None), default=0)
+        # What changed a moment ago may have changed again since it was read: it is read once more the next time.
+        self._fingerprint = (version, absent, stats) if self._clock_ns() - youngest_ns > _SETTLED_NS else None
+        changed = content != self._content
+        self._content = content
+        if changed:
+            logger.info(
+                "Containers get %d files of the driver; not there: %s", len(mounts), ", ".join(absent) or "nothing"
+            )
+        return changed
+
+    def _find_mounts(self, version: str | None) -> tuple[cdi.Mount, ...]:
+        try:
+            found = installation.find(self._root, machine=self._machine, expected_version=version)
+        except installation.NoDriverError as error:
+            raise NodeSpecError(str(error)) from error
+        self._watched = tuple(self._root.mount / path.lstrip("/") for path in found.watched)
+        if found.missing != self._missing:
+            logger.info("Driver %s in %s is without %s", found.version, self._root.host, ", ".join(found.missing))
+            self._missing = found.missing
+        return found.mounts
 
     def _place(self) -> None:
         assert self._content is not None

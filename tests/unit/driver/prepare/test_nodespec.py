@@ -6,8 +6,10 @@ a root without a driver, mock machines.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
+import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ class Rig:
 
     def __init__(self, directory: Path, *, mock: bool = False) -> None:
         self.now_s = 100.0
+        self.now_ns = time.time_ns() + 3600 * 10**9
         self.version: str | None = VERSION
         self.root = directory / "root"
         self.nodes = PresentNodes(nodespec.COMMON_NODES[:3])
@@ -51,6 +54,7 @@ class Rig:
             driver_version=lambda: self.version,
             machine="x86_64",
             clock=lambda: self.now_s,
+            clock_ns=lambda: self.now_ns,
         )
 
     def edits(self) -> dict[str, Any]:
@@ -94,6 +98,33 @@ def test_what_has_not_changed_is_not_written(rig: Rig) -> None:
     rig.spec.ensure()
     rig.spec.look_after()
     assert rig.path.stat() == before
+
+
+def test_what_changed_a_moment_ago_is_read_once_more(rig: Rig) -> None:
+    rig.spec.ensure()
+    name = f"/usr/lib/x86_64-linux-gnu/libnvidia-late.so.{VERSION}"
+    rig.now_ns = time.time_ns()
+    driver_roots.file(rig.root, "/usr/bin/something")
+    rig.spec.look_after()
+    before = (rig.root / "usr/lib/x86_64-linux-gnu").stat()
+    driver_roots.file(rig.root, name, driver_roots.library(None))
+    os.utime(rig.root / "usr/lib/x86_64-linux-gnu", ns=(before.st_atime_ns, before.st_mtime_ns))
+    rig.spec.look_after()
+    assert [mount for mount in rig.edits()["mounts"] if mount["containerPath"].endswith("/libnvidia-late.so")]
+
+
+def test_a_node_without_a_driver_is_watched_in_silence(rig: Rig) -> None:
+    rig.version = None
+    rig.nodes.present.clear()
+    rig.spec.watch()
+    assert rig.spec.problem() is None
+    assert not rig.path.exists()
+    rig.version = VERSION
+    rig.spec.watch()
+    assert "/dev/nvidiactl is missing" in (rig.spec.problem() or "")
+    rig.version = None
+    rig.spec.watch()
+    assert rig.spec.problem() is None
 
 
 def test_a_lost_or_edited_file_is_back_before_the_next_claim(rig: Rig) -> None:
