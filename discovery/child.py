@@ -125,7 +125,7 @@ class ProbeChild:
             child.bury()
             with self._state:
                 self._child = None
-            if status == 0 and again:  # it had answered before, and left for a new one to take over
+            if again and not late and child.left_before_it_began:
                 return self._ask(verb, timeout_s, deadline, decode, again=False)
             raise self._lost(child, verb, timeout_s, status, err) from err
 
@@ -226,6 +226,8 @@ class _Child:
             )
         except OSError as err:
             raise errors.ProbeError(f"the process that looks at the hardware cannot be started: {err}") from err
+        self._answers = 0
+        self._began = False
         self._words: deque[str] = deque(maxlen=5)
         self._listener = threading.Thread(target=self._listen, args=(_pipe(self._process.stderr),), daemon=True)
         self._listener.start()
@@ -236,8 +238,21 @@ class _Child:
 
     def ask(self, verb: str, remaining_s: Callable[[], float]) -> Any:
         """Send a request and wait for its answer. Raises FrameError or OSError."""
+        self._began = False
         frames.write(_pipe(self._process.stdin).fileno(), {"verb": verb})
-        return frames.read(_pipe(self._process.stdout).fileno(), remaining_s=remaining_s)
+        answers = _pipe(self._process.stdout).fileno()
+        frames.read(answers, remaining_s=remaining_s)
+        self._began = True
+        answer = frames.read(answers, remaining_s=remaining_s)
+        self._answers += 1
+        return answer
+
+    @property
+    def left_before_it_began(self) -> bool:
+        """Whether the last request found a process that had worked before and was already on its way out: it was killed
+        while idle, or left because only a new one can go on. Another may then be asked, since nothing was begun.
+        """
+        return self._answers > 0 and not self._began and not self.alive()
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit status; None when it still runs after that time."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that looks at the hardware: `python -m discovery.worker SOURCE`, started by child.ProbeChild.
 
-It answers requests on its standard input, one after the other, on what was its standard output; anything that prints
-lands on standard error. It ends when its input ends, that is when its parent is gone: at once if idle, and a second later
+It answers requests on its standard input, one after the other, on what was its standard output: first that it began, then
+the answer. Anything that prints lands on standard error. It ends when its input ends, that is when its parent is gone: at once if idle, and a second later
 even if it hangs in a call of NVML. It imports only what a look needs, because it is a process on every node.
 """
 
@@ -41,6 +41,7 @@ def main() -> int:
     gc.freeze()  # what was imported stays, and need not be looked at again
     try:
         while (request := inbox.get()) is not None:
+            frames.write(answers, {"began": True})
             frames.write(answers, _answer(machine, request))
             if machine.outlived:
                 break
