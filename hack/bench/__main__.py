@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hack.bench import apiserver, bench, machine, peer, report
 from hack.bench.errors import BenchError
-from hack.bench.parts import eight, growth, idle, memory, prepare, probe, repair, startup, throughput
+from hack.bench.parts import eight, growth, idle, loss, memory, prepare, probe, repair, startup, throughput
 
 PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
     "prepare": prepare.run,
@@ -30,6 +30,7 @@ PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
     "memory": memory.run,
     "idle": idle.run,
     "repair": repair.run,
+    "loss": loss.run,
     "probe": probe.run,
 }
 

@@ -90,11 +90,11 @@ class Bench:
         self._nodes += 1
         return self.directory / f"{name}-{self._nodes}"
 
-    def agent(self, *, machine: str = "dgx-h100") -> drivers.Spec:
+    def agent(self, *arguments: str) -> drivers.Spec:
         """An agent that never ran, on a node of its own."""
         directory = self.fresh_directory("agent")
         self.server.create_node(directory.name)
-        return drivers.agent(directory, node=directory.name, kubeconfig=self.server.kubeconfig, machine=machine)
+        return drivers.agent(directory, *arguments, node=directory.name, kubeconfig=self.server.kubeconfig)
 
     def yardstick(self) -> drivers.Spec | None:
         """A Go driver that never ran, on a node of its own; None where there is none."""

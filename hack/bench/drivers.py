@@ -19,6 +19,7 @@ from hack.bench.errors import BenchError
 AGENT = "agent"
 PEER = "peer"
 AGENT_DRIVER = "gpu.nearfield.dev"
+MACHINE = "dgx-h100"
 PEER_DRIVER = "peer.nearfield.dev"
 START_TIMEOUT_S = 60.0
 POLL_S = 0.001
@@ -47,7 +48,7 @@ class Spec:
         return self.directory / "plugins" / self.driver_name / "dra.sock"
 
 
-def agent(directory: Path, *, node: str, kubeconfig: Path, machine: str = "dgx-h100") -> Spec:
+def agent(directory: Path, *arguments: str, node: str, kubeconfig: Path) -> Spec:
     """The agent as a node runs it, on a mock machine. `directory` is made, and is the kubelet's."""
     port = free_port()
     return Spec(
@@ -60,13 +61,14 @@ def agent(directory: Path, *, node: str, kubeconfig: Path, machine: str = "dgx-h
             str(Path(sys.executable).with_name("nearfield")),
             "run",
             f"--node-name={node}",
-            f"--mock={machine}",
+            f"--mock={MACHINE}",
             f"--kubeconfig={kubeconfig}",
             f"--kubelet-dir={directory}",
             f"--cdi-dir={directory / 'cdi'}",
             f"--state-dir={directory / 'state'}",
             f"--http=127.0.0.1:{port}",
             "--inspect=",
+            *arguments,
         ),
     )
 
