@@ -37,18 +37,21 @@ def main() -> int:
     source, settings = _arguments(sys.argv[1])
     inbox: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(requests, inbox), name="requests", daemon=True).start()
-    machine = _machine(source, settings)
     gc.freeze()  # what was imported stays, and need not be looked at again
+    machine: probe.Machine | None = None
     try:
         while (request := inbox.get()) is not None:
             frames.write(answers, {"began": True})
+            # Not before it is asked: a mock machine is rendered while this process starts.
+            machine = machine or _machine(source, settings)
             frames.write(answers, _answer(machine, request))
             if machine.outlived:
                 break
     except BrokenPipeError:
         pass  # the parent went away while we worked
     finally:
-        machine.close()
+        if machine is not None:
+            machine.close()
     return 0
 
 

@@ -12,14 +12,15 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from discovery import sysfs
-from discovery.child import Prober
+from discovery import child, sysfs
 from discovery.errors import SourceError
 from driver import config, inventory
-from driver.app import hardware, late, reports, state
+from driver.app import hardware, late, reports
 from driver.errors import ConfigError, DriverError
-from driver.kube import client, events
+from driver.kube import events
 from driver.kubelet import server
 from driver.observe import listen
 from driver.observe.metrics import Metrics
@@ -37,23 +38,48 @@ from driver.prepare import (
     rootfs,
     store,
 )
-from driver.publish import devices, publisher, wanted
-from driver.version import VERSION
+
+if TYPE_CHECKING:
+    from driver.app import outside
 
 logger = logging.getLogger(__name__)
 
-API_RETRY_S = 5.0
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What serves kubelet, for those who tell the API server and people about it."""
+
+    settings: config.Settings
+    agent_config: config.AgentConfig
+    prober: child.Prober
+    readings: inventory.Inventory
+    record: store.Store
+    leadership: epoch.Epoch
+    node_spec: nodespec.NodeSpec
+    answers: executor.Executor
+    kubelet: server.KubeletServer
+    metrics: Metrics
+    recorder: events.EventRecorder
+    listeners: Mapping[str, socket.socket]
+    claim_reader: late.LateClaimReader
+    health: late.LateHealth
+    stop: threading.Event
+    fail: Callable[[Exception], None]
+    """Ends the agent because of an error that a person must mend."""
 
 
 class Agent:
     """One agent. `run` once; `stop` from a signal handler or another thread."""
 
-    def __init__(self, settings: config.Settings, agent_config: config.AgentConfig) -> None:
+    def __init__(self, settings: config.Settings, agent_config: config.AgentConfig, prober: child.ProbeChild) -> None:
+        """`prober` looks at the machine of the settings; it is closed at the end."""
         self._settings = settings
         self._config = agent_config
+        self._prober = prober
         self._stop = threading.Event()
         self._failure: Exception | None = None
-        self._threads: list[threading.Thread] = []
+        self._outside: outside.Outside | None = None
+        self._outside_lock = threading.Lock()
 
     def stop(self) -> None:
         """Begin to end."""
@@ -84,9 +110,8 @@ class Agent:
         for listener in listeners.values():
             stack.callback(listener.close)
 
-        prober = hardware.prober(settings, rails=self._config.topology.rails)
-        stack.callback(prober.close)
-        readings = inventory.Inventory(prober, interval_s=settings.probe_interval_s, observer=metrics)
+        stack.callback(self._prober.close)
+        readings = inventory.Inventory(self._prober, interval_s=settings.probe_interval_s, observer=metrics)
         stack.callback(readings.stop)
         self._spawn("hardware", lambda: self._read_hardware(readings))
 
@@ -113,6 +138,7 @@ class Agent:
             driver_version=lambda: _driver_version(readings),
         )
         claim_reader = late.LateClaimReader()
+        health = late.LateHealth()
         answers = executor.Executor(
             node,
             record=record,
@@ -138,25 +164,6 @@ class Agent:
             stop=self._stop,
             interval_s=settings.collect_interval_s,
         )
-        publishing = publisher.Publisher(
-            driver_name=settings.driver_name,
-            node_name=settings.node_name,
-            wanted_now=lambda: self._wanted(readings),
-            may_write=leadership.leads,
-            holders=record.held_devices,
-            store=record,
-            events=recorder,
-            observer=metrics,
-            allow_coexistence=settings.allow_coexistence,
-        )
-        agent_state = state.AgentState(
-            node_name=settings.node_name,
-            hardware=readings,
-            record=record,
-            node_spec=node_spec,
-            publishing=publishing,
-        )
-
         record.open()
         leadership.take(record)
         care.reconcile()
@@ -166,22 +173,34 @@ class Agent:
             plugin_dir=settings.plugin_dir,
             pod_uid=settings.pod_uid,
             preparer=answers,
-            health=state.PublishedHealth(
-                pool=settings.node_name, hardware=readings, publishing=publishing, observer=metrics
-            ),
+            health=health,
             observer=metrics,
         )
         kubelet.start()
         stack.callback(kubelet.stop)
-        stack.callback(agent_state.stopping.set)
-        agent_state.serve(kubelet)
         kubelet.registration()
-        stack.callback(publishing.stop)
-        stack.callback(recorder.stop)
         self._spawn("collector", care.run)
-        self._spawn("api", lambda: self._connect(agent_state, recorder, claim_reader, publishing))
-        self._spawn("watcher", lambda: self._wake(readings, answers, publishing))
-        stack.callback(self._serve_http(listeners, metrics, agent_state, prober))
+        self._spawn("watcher", lambda: self._wake(readings, answers))
+        parts = Parts(
+            settings=settings,
+            agent_config=self._config,
+            prober=self._prober,
+            readings=readings,
+            record=record,
+            leadership=leadership,
+            node_spec=node_spec,
+            answers=answers,
+            kubelet=kubelet,
+            metrics=metrics,
+            recorder=recorder,
+            listeners=listeners,
+            claim_reader=claim_reader,
+            health=health,
+            stop=self._stop,
+            fail=self._fail,
+        )
+        stack.callback(self._stop_outside)
+        self._spawn("outside", lambda: self._start_outside(parts))
 
     def _spawn(self, name: str, work: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -193,9 +212,7 @@ class Agent:
                 logger.exception("Thread %s ended", name)
                 self._fail(error)
 
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        threading.Thread(target=guarded, name=name, daemon=True).start()
 
     def _fail(self, error: Exception) -> None:
         """End the agent because of an error that a person must mend, or of a defect; kubelet starts it again."""
@@ -209,41 +226,21 @@ class Agent:
         if not self._stop.is_set():
             readings.start()
 
-    def _wanted(self, readings: inventory.Inventory) -> wanted.Wanted:
-        """What should be offered, from the newest Snapshot."""
-        known = readings.state()
-        options = devices.PublishOptions(
-            driver_name=self._settings.driver_name,
-            numa_list=self._config.publish.numa_node is config.NumaNodeForm.LIST,
-            pcie_switches=self._config.publish.pcie_switches,
-        )
-        return wanted.from_snapshot(known.snapshot, options=options, why_not=known.error or "")
+    def _start_outside(self, parts: Parts) -> None:
+        """What faces the API server and people: imported only now that kubelet is served."""
+        from driver.app import outside  # noqa: PLC0415
 
-    def _connect(
-        self,
-        agent_state: state.AgentState,
-        recorder: events.EventRecorder,
-        claim_reader: late.LateClaimReader,
-        publishing: publisher.Publisher,
-    ) -> None:
-        """Get a client of the API server, however long that takes, and hand it to all who need one."""
-        while True:
-            try:
-                api = client.KubeClient.load(self._settings.kubeconfig, user_agent=f"nearfield/{VERSION}")
-                break
-            except DriverError as error:
-                if isinstance(error, ConfigError):
-                    raise
-                agent_state.api(f"The API server cannot be reached: {error}")
-                logger.warning("The API server cannot be reached, trying again: %s", error)
-            if self._stop.wait(API_RETRY_S):
-                return
-        agent_state.api(None)
-        claim_reader.set(api)
-        recorder.start(api)
-        publishing.start(api)
+        with self._outside_lock:
+            if not self._stop.is_set():
+                self._outside = outside.Outside(parts)
+                self._outside.start()
 
-    def _wake(self, readings: inventory.Inventory, answers: executor.Executor, publishing: publisher.Publisher) -> None:
+    def _stop_outside(self) -> None:
+        with self._outside_lock:
+            if self._outside is not None:
+                self._outside.stop()
+
+    def _wake(self, readings: inventory.Inventory, answers: executor.Executor) -> None:
         """Tell those who wait for hardware facts whenever there are new ones."""
         seen = 0
         while not self._stop.is_set():
@@ -251,36 +248,8 @@ class Agent:
             if changes != seen:
                 seen = changes
                 answers.wake()
-                publishing.notify()
-
-    def _serve_http(
-        self,
-        listeners: Mapping[str, socket.socket],
-        metrics: Metrics,
-        agent_state: state.AgentState,
-        prober: Prober,
-    ) -> Callable[[], None]:
-        """Serve pages on the listeners that were asked for; what stops that again."""
-        from driver.observe import http, pages  # noqa: PLC0415 - heavy, and nobody looks before the sockets serve
-
-        metrics.watch(agent_state, sampled=prober)
-        built = {
-            "--http": (pages.agent_pages(metrics, healthz=agent_state.healthz, readyz=agent_state.readyz), False),
-            "--inspect": (pages.inspect_pages(view=agent_state.view, snapshot=agent_state.snapshot), True),
-        }
-        servers = [
-            http.Server(listener, built[option][0], name=option.strip("-"), loopback_only=built[option][1])
-            for option, listener in listeners.items()
-        ]
-        for option, serving in zip(listeners, servers, strict=True):
-            serving.start()
-            logger.info("Serving %s on port %d", option.strip("-"), serving.port)
-
-        def stop() -> None:
-            for serving in servers:
-                serving.stop()
-
-        return stop
+                if self._outside is not None:
+                    self._outside.notify()
 
     def _make_state_directory(self) -> None:
         try:

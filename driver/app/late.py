@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server's client before it is there.
+"""What kubelet is served with before it is there.
 
-Loading credentials takes longer than serving kubelet may wait, so the client comes late. Until then a claim cannot be read;
-it is said as what it is, unavailable for now, and a Prepare waits for it.
+The client of the API server and the publisher come after the sockets. Until then a claim cannot be read, which is said as
+what it is, unavailable for now, and a Prepare waits for it; and no device is published, so none has a health.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
+from driver import values
 from driver.errors import ApiError, ApiReason
 
 
@@ -40,3 +41,37 @@ class LateClaimReader:
                 reason=ApiReason.UNAVAILABLE,
             )
         return self._reader.get_claim(namespace, name, timeout_s=timeout_s)
+
+
+class HealthSource(Protocol):
+    """Who knows how the devices are once it is there."""
+
+    def devices(self) -> tuple[values.DeviceHealth, ...]:
+        """The health of every published device, now."""
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """Wait until the count of changes differs from `seen`, or the time is over; the present count is the answer."""
+
+
+class LateHealth:
+    """Hands calls on to `source` as soon as one was set; its coming is a change."""
+
+    def __init__(self) -> None:
+        self._source: HealthSource | None = None
+        self._there = threading.Event()
+
+    def set(self, source: HealthSource) -> None:
+        """From now on there is one."""
+        self._source = source
+        self._there.set()
+
+    def devices(self) -> tuple[values.DeviceHealth, ...]:
+        """The health of every published device, now."""
+        return () if self._source is None else self._source.devices()
+
+    def wait(self, seen: int, timeout_s: float) -> int:
+        """As HealthSource; before there is one the count is -1."""
+        if self._source is None and not self._there.wait(timeout_s):
+            return -1
+        assert self._source is not None
+        return self._source.wait(seen, timeout_s)

@@ -10,10 +10,9 @@ from typing import Protocol
 
 from discovery import draw, model
 from driver import inventory, values
+from driver.app.agent import Parts
 from driver.errors import RecordError
-from driver.kubelet import server
 from driver.observe import gauges, page
-from driver.prepare import nodespec, store
 from driver.publish import health, publisher
 
 logger = logging.getLogger(__name__)
@@ -22,27 +21,15 @@ logger = logging.getLogger(__name__)
 class AgentState:
     """Reads the parts when asked; keeps nothing but the parts."""
 
-    def __init__(
-        self,
-        *,
-        node_name: str,
-        hardware: inventory.Inventory,
-        record: store.Store,
-        node_spec: nodespec.NodeSpec,
-        publishing: publisher.Publisher,
-    ) -> None:
-        self._node_name = node_name
-        self._hardware = hardware
-        self._record = record
-        self._node_spec = node_spec
+    def __init__(self, parts: Parts, publishing: publisher.Publisher) -> None:
+        self._node_name = parts.settings.node_name
+        self._hardware = parts.readings
+        self._record = parts.record
+        self._node_spec = parts.node_spec
+        self._kubelet = parts.kubelet
         self._publishing = publishing
-        self._kubelet: server.KubeletServer | None = None
         self._api_problem: str | None = "The client of the API server is being set up"
         self.stopping = threading.Event()
-
-    def serve(self, kubelet: server.KubeletServer) -> None:
-        """From now on kubelet can be asked about."""
-        self._kubelet = kubelet
 
     def api(self, problem: str | None) -> None:
         """Why there is no client of the API server; None once there is one."""
@@ -64,7 +51,7 @@ class AgentState:
 
     def registered(self) -> bool:
         """Whether kubelet has taken the driver."""
-        return self._kubelet is not None and self._kubelet.status().registered
+        return self._kubelet.status().registered
 
     def ready(self) -> bool:
         """Whether /readyz would answer 200."""
@@ -74,8 +61,6 @@ class AgentState:
         """Whether this process can serve kubelet. What a restart would not mend is no reason."""
         if self.stopping.is_set():
             return False, ["The agent is stopping"]
-        if self._kubelet is None:
-            return False, ["The sockets are not served yet"]
         return True, []
 
     def readyz(self) -> tuple[bool, Sequence[str]]:
@@ -84,12 +69,9 @@ class AgentState:
         notes: list[str] = []
         if self.stopping.is_set():
             missing.append("The agent is stopping")
-        if self._kubelet is None:
-            missing.append("The sockets are not served yet")
-        else:
-            registration = self._kubelet.status()
-            if not registration.registered:
-                missing.append(registration.error or "Kubelet has not registered the driver yet")
+        registration = self._kubelet.status()
+        if not registration.registered:
+            missing.append(registration.error or "Kubelet has not registered the driver yet")
         if (problem := self._record.problem()) is not None:
             missing.append(problem)
         if self._api_problem is not None:

@@ -38,12 +38,17 @@ def command(**values: str | None) -> int:
         from driver import configfile
 
         agent_config = configfile.load(settings.config)
-    from driver.app import agent
+    from driver.app import hardware
     from driver.observe import logs
 
     logs.set_up(settings.log_format, settings.log_level)
     logs.log_start(settings)
-    running = agent.Agent(settings, agent_config)
+    # The process that looks at the hardware loads what it needs while this one does.
+    prober = hardware.prober(settings, rails=agent_config.topology.rails)
+    prober.start()
+    from driver.app import agent
+
+    running = agent.Agent(settings, agent_config, prober)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: running.stop())
     status = 1

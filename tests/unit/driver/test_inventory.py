@@ -51,7 +51,10 @@ class FakeProber:
         if self.error:
             raise ProbeError(self.error)
         return model.Rescan(
-            gpus=tuple(model.GpuReading(address=g.address, state=g.state, uuid=g.uuid) for g in self.now.gpus),
+            gpus=tuple(
+                model.GpuReading(address=g.address, state=g.state, driver=g.pci.driver, uuid=g.uuid)
+                for g in self.now.gpus
+            ),
             fingerprint=",".join(str(g.address) for g in self.now.gpus),
         )
 

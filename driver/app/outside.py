@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What faces the API server and people: client, publisher, Events, pages. It comes up after kubelet is served, as its imports
+and its credentials take longer than kubelet should wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from driver import config
+from driver.app import state
+from driver.app.agent import Parts
+from driver.errors import ConfigError, DriverError
+from driver.kube import client
+from driver.observe import http, pages
+from driver.publish import devices, publisher, wanted
+from driver.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+API_RETRY_S = 5.0
+
+
+class Outside:
+    """`start` and `stop` once each, in that order; `notify` in between, from any thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._options = devices.PublishOptions(
+            driver_name=parts.settings.driver_name,
+            numa_list=parts.agent_config.publish.numa_node is config.NumaNodeForm.LIST,
+            pcie_switches=parts.agent_config.publish.pcie_switches,
+        )
+        self._publishing = publisher.Publisher(
+            driver_name=parts.settings.driver_name,
+            node_name=parts.settings.node_name,
+            wanted_now=self._wanted,
+            may_write=parts.leadership.leads,
+            holders=parts.record.held_devices,
+            store=parts.record,
+            events=parts.recorder,
+            observer=parts.metrics,
+            allow_coexistence=parts.settings.allow_coexistence,
+        )
+        self._state = state.AgentState(parts, self._publishing)
+        self._servers: list[http.Server] = []
+        self._connected = threading.Lock()
+
+    def start(self) -> None:
+        """Serve pages, tell kubelet how the devices are, and connect. Raises ConfigError where a person has to act."""
+        parts = self._parts
+        parts.health.set(
+            state.PublishedHealth(
+                pool=parts.settings.node_name,
+                hardware=parts.readings,
+                publishing=self._publishing,
+                observer=parts.metrics,
+            )
+        )
+        parts.metrics.watch(self._state, sampled=parts.prober)
+        self._serve_pages()
+        threading.Thread(target=self._connect, name="api", daemon=True).start()
+
+    def notify(self) -> None:
+        """There are new hardware facts."""
+        self._publishing.notify()
+
+    def stop(self) -> None:
+        """End in reverse."""
+        self._state.stopping.set()
+        with self._connected:
+            self._publishing.stop()
+            self._parts.recorder.stop()
+        for server in self._servers:
+            server.stop()
+
+    def _wanted(self) -> wanted.Wanted:
+        """What should be offered, from the newest Snapshot."""
+        known = self._parts.readings.state()
+        return wanted.from_snapshot(known.snapshot, options=self._options, why_not=known.error or "")
+
+    def _connect(self) -> None:
+        """Get a client of the API server, however long that takes, and hand it to all who need one."""
+        parts = self._parts
+        while True:
+            try:
+                api = client.KubeClient.load(parts.settings.kubeconfig, user_agent=f"nearfield/{VERSION}")
+                break
+            except ConfigError as error:
+                parts.fail(error)
+                return
+            except DriverError as error:
+                self._state.api(f"The API server cannot be reached: {error}")
+                logger.warning("The API server cannot be reached, trying again: %s", error)
+            if parts.stop.wait(API_RETRY_S):
+                return
+        self._state.api(None)
+        parts.claim_reader.set(api)
+        with self._connected:
+            if not parts.stop.is_set():
+                parts.recorder.start(api)
+                self._publishing.start(api)
+
+    def _serve_pages(self) -> None:
+        built = {
+            "--http": (
+                pages.agent_pages(self._parts.metrics, healthz=self._state.healthz, readyz=self._state.readyz),
+                False,
+            ),
+            "--inspect": (pages.inspect_pages(view=self._state.view, snapshot=self._state.snapshot), True),
+        }
+        for option, listener in self._parts.listeners.items():
+            content, loopback_only = built[option]
+            server = http.Server(listener, content, name=option.strip("-"), loopback_only=loopback_only)
+            server.start()
+            self._servers.append(server)
+            logger.info("Serving %s on port %d", option.strip("-"), server.port)
