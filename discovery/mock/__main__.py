@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m discovery.mock MACHINE DIRECTORY` renders a machine, in a process of its own: what reads documents of people
-is large and slow to load, and nobody needs it afterwards. Exit status 0, or 2 with a message for a person on stderr.
+is large and slow to load, and nobody needs it afterwards. A machine that stands there already stays as it is. Exit status 0, or 2 with a message for a person on stderr.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from discovery.errors import DocumentError
-from discovery.mock import render, zoo
+from discovery.mock import stamp
 
 _USAGE = "usage: python -m discovery.mock MACHINE|FILE DIRECTORY"
 
@@ -20,11 +20,21 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
         sys.stderr.write(f"{_USAGE}\n")
         return 2
-    machine, directory = arguments
+    machine, directory = arguments[0], Path(arguments[1])
+    word = stamp.of(machine)
+    if stamp.stands(directory, word):
+        return 0
+    from discovery.mock import render, zoo  # noqa: PLC0415 - slow to load, and not needed for what stands
+
     try:
-        render.render(zoo.load(machine), Path(directory))
+        render.render(zoo.load(machine), directory)
+        if word is not None:
+            stamp.put(directory, word)
     except DocumentError as err:
         sys.stderr.write(f"{err}\n")
+        return 2
+    except OSError as err:
+        sys.stderr.write(f"{directory}: {err.strerror}\n")
         return 2
     return 0
 
