@@ -45,7 +45,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--only", metavar="PART[,PART]", type=_parts, default=tuple(PARTS), help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="few turns: shows that everything works, not how fast")
-    parser.add_argument("--rounds", type=int, help="turns of each latency (default: 200; 20 with --quick)")
+    parser.add_argument(
+        "--rounds", metavar="N", type=_positive, help="turns of each latency (default: 200; 20 with --quick)"
+    )
+    parser.add_argument(
+        "--idle", metavar="SECONDS", type=_positive, help="the window without work (default: 60; 10 with --quick)"
+    )
     parser.add_argument(
         "--lean-peer", action="store_true", help="a Go driver that writes CDI files itself, not with the CDI library"
     )
@@ -56,10 +61,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="leave that directory, with the logs, in place")
     asked = parser.parse_args(arguments)
     base = Path(asked.directory or tempfile.gettempdir()).absolute()
+    if not base.is_dir():
+        parser.error(f"{base} is no directory")
     if len(os.fsencode(base)) > LONGEST_BASE:
         parser.error(f"{base} is too long for the sockets below it: at most {LONGEST_BASE} bytes")
     options = bench.QUICK if asked.quick else bench.Options()
-    options = dataclasses.replace(options, lean_peer=asked.lean_peer, rounds=asked.rounds or options.rounds)
+    options = dataclasses.replace(
+        options,
+        rounds=asked.rounds or options.rounds,
+        idle_s=asked.idle or options.idle_s,
+        lean_peer=asked.lean_peer,
+    )
     directory = Path(tempfile.mkdtemp(prefix="nfb-", dir=base))
     try:
         found, failed = _run(asked.only, options, directory)
@@ -80,6 +92,12 @@ def _parts(text: str) -> tuple[str, ...]:
         if name not in PARTS:
             raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(PARTS)}")
     return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _run(names: Sequence[str], options: bench.Options, directory: Path) -> tuple[report.Report, bool]:

@@ -158,13 +158,15 @@ def to_table(report: Report) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that matter, without an exponent."""
+    """Two or three digits that matter, without an exponent."""
     magnitude = abs(value)
     if value == int(value) and magnitude < 1e6:
         return str(int(value))
     if magnitude >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
+    if magnitude >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if magnitude >= 0.1 else f"{value:.4f}"
 
 
 def _columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -95,6 +95,19 @@ def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'speed' is not one of prepare," in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["0", "-3", "2.5", "many"])
+def test_a_number_of_turns_is_above_zero(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main([f"--rounds={number}"])
+    assert f"'{number}' is not a whole number above 0" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--directory", str(tmp_path / "x")])
+    assert f"{tmp_path / 'x'} is no directory" in capsys.readouterr().err
+
+
 def test_a_directory_too_deep_for_sockets_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     deep = tmp_path / ("d" * 80)
     deep.mkdir()
