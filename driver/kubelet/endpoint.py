@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One gRPC server on one unix socket.
+"""One gRPC server on the agent's unix sockets.
 
-The socket is bound under a hidden name and renamed into place once the server serves. So nobody sees a socket that does
-not answer; its mode is 0600 from the first moment; and grpcio, which unlinks the path it binds before bind and after
-stop, whoever's socket lies there by then, only ever touches the hidden name. Kubelet takes the rename for a new socket
+A socket is bound under a hidden name and renamed into place once the server serves. So nobody sees a socket that does not
+answer; its mode is 0600 from the first moment; and grpcio, which unlinks the path it binds before bind and after stop,
+whoever's socket lies there by then, only ever touches the hidden name. Kubelet takes the rename for a new socket
 (fsnotify reports IN_MOVED_TO as a creation).
 
-The caller holds the `sockets.InstanceLock` of the path during every call.
+One server for all sockets, as each costs ten wake-ups a second though nothing happens. Whoever connects to one socket
+finds the services of the others as well, which harms nobody: kubelet itself knows plugins with one socket for both.
+
+The caller holds the `sockets.InstanceLock` of the paths during every call.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +32,10 @@ _CANCEL_S = 0.3
 """How long a cancelled call may take to end before it is left behind."""
 
 _KEPT = 2
-"""How many servers whose socket was lost go on for those who are connected to them."""
+"""How many servers that have lost their sockets go on for those who are connected to them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Serving:
     server: grpc.Server
     pool: futures.ThreadPoolExecutor
@@ -43,90 +46,98 @@ class _Serving:
 
 
 class Endpoint:
-    """Serves what `handlers` gives at `path`: `open`, `show`, `close` in this order, `reopen` once `intact` says no.
+    """Serves what `handlers` gives at `paths`: `open`, `show` each, `close`; `reopen` what `lost` names.
 
     At most `workers` calls run at a time; their threads are made as they are needed.
     """
 
     def __init__(
-        self, path: Path, *, handlers: Callable[[], list[grpc.GenericRpcHandler]], workers: int, name: str
+        self, paths: Sequence[Path], *, handlers: Callable[[], list[grpc.GenericRpcHandler]], workers: int
     ) -> None:
-        self.path = path
-        self._hidden = sockets.bind_path(path)
+        self._paths = tuple(paths)
         self._handlers = handlers
         self._workers = workers
-        self._name = name
-        self._serving: _Serving | None = None
+        self._serving: dict[Path, _Serving] = {}
         self._retired: list[_Serving] = []
-        self._inode: tuple[int, int] | None = None
+        self._shown: dict[Path, tuple[int, int]] = {}
 
     def open(self) -> None:
-        """Serve under the hidden name. Raises SocketError."""
-        self._serving = self._bind()
+        """Serve under the hidden names. Raises SocketError."""
+        self._serving = dict.fromkeys(self._paths, self._bind(self._paths))
 
-    def show(self) -> None:
-        """Put the socket in its place, over one that nobody serves. Raises SocketError."""
-        sockets.require_free(self.path)
+    def show(self, path: Path) -> None:
+        """Put a socket in its place, over one that nobody serves. Raises SocketError."""
+        sockets.require_free(path)
+        hidden = sockets.bind_path(path)
         try:
-            found = self._hidden.lstat()
-            self._hidden.rename(self.path)
+            found = hidden.lstat()
+            hidden.rename(path)
         except OSError as error:
-            raise SocketError(f"Socket {self.path} cannot be put in place: {error.strerror}") from error
-        self._inode = (found.st_dev, found.st_ino)
+            raise SocketError(f"Socket {path} cannot be put in place: {error.strerror}") from error
+        self._shown[path] = (found.st_dev, found.st_ino)
 
-    def intact(self) -> bool:
-        """Whether the socket that was shown still lies at its path. True while none is shown."""
-        return self._inode is None or self._inode == _inode(self.path)
+    def lost(self) -> tuple[Path, ...]:
+        """The sockets that were shown and do not lie at their paths any more."""
+        return tuple(path for path, inode in self._shown.items() if inode != _inode(path))
 
-    def reopen(self) -> None:
-        """Serve at the path again after the socket was lost. Raises SocketError, and may be called again then.
+    def reopen(self, path: Path) -> None:
+        """Serve at a path again after its socket was lost. Raises SocketError, and may be called again then.
 
         A connection outlives the file: who is connected to the lost socket, kubelet first of all, is served on as if
-        nothing had happened.
+        nothing had happened, and the other sockets stay as they are.
         """
-        serving = self._bind()
+        serving = self._bind((path,))
         try:
-            self.show()
+            self.show(path)
         except SocketError:
             serving.stop(0)
             raise
-        if self._serving is not None:
-            self._retired.append(self._serving)
-        self._serving = serving
+        before, self._serving[path] = self._serving[path], serving
+        if before not in self._serving.values():
+            self._retired.append(before)
         if len(self._retired) > _KEPT:
             self._retired.pop(0).stop(0)
 
-    def hide(self) -> None:
-        """Remove the socket if it is still ours; calls go on. Kubelet unregisters a plugin whose socket is gone."""
-        if self._inode is not None and self.intact():
+    def hide(self, path: Path) -> None:
+        """Remove a socket if it is still ours; calls go on. Kubelet unregisters a plugin whose socket is gone."""
+        inode = self._shown.pop(path, None)
+        if inode is not None and inode == _inode(path):
             with contextlib.suppress(OSError):
-                self.path.unlink()
-        self._inode = None
+                path.unlink()
 
     def close(self, *, grace_s: float) -> None:
-        """Remove the socket, refuse new calls, give those under way `grace_s`, then cancel them. May be called again."""
-        self.hide()
-        last, self._serving = self._serving, None
-        if last is not None:
-            last.stop(grace_s)
-        while self._retired:
-            self._retired.pop().stop(0)
+        """Remove the sockets, refuse new calls, give those under way `grace_s`, then cancel them. May be called again."""
+        for path in self._paths:
+            self.hide(path)
+        current = list(dict.fromkeys(self._serving.values()))
+        self._serving = {}
+        retired, self._retired = self._retired, []
+        for serving in retired:
+            serving.server.stop(grace_s)
+        for serving in current + retired:
+            serving.stop(grace_s)
 
-    def _bind(self) -> _Serving:
-        sockets.make_directory(self.path.parent)
-        sockets.require_free(self.path)
-        pool = futures.ThreadPoolExecutor(self._workers, thread_name_prefix=self._name)
-        server = grpc.server(pool, handlers=self._handlers())
+    def _bind(self, paths: Sequence[Path]) -> _Serving:
+        for path in paths:
+            sockets.make_directory(path.parent)
+            sockets.require_free(path)
+        pool = futures.ThreadPoolExecutor(self._workers, thread_name_prefix="rpc")
+        serving = _Serving(grpc.server(pool, handlers=self._handlers()), pool)
+        hidden = [sockets.bind_path(path) for path in paths]
         try:
-            self._hidden.unlink(missing_ok=True)
-            # A target is a URI: unquoted, a directory with % or # in its name would be another directory.
-            server.add_insecure_port(f"unix:{urllib.parse.quote(os.fspath(self._hidden))}")
-            self._hidden.chmod(_SOCKET_MODE)
-            server.start()
+            for path in hidden:
+                path.unlink(missing_ok=True)
+                # A target is a URI: unquoted, a directory with % or # in its name would be another directory.
+                serving.server.add_insecure_port(f"unix:{urllib.parse.quote(os.fspath(path))}")
+                path.chmod(_SOCKET_MODE)
+            serving.server.start()
         except (OSError, RuntimeError) as error:
-            _Serving(server, pool).stop(0)
-            raise SocketError(f"Socket {self.path} cannot be bound: {error}") from error
-        return _Serving(server, pool)
+            serving.stop(0)
+            for path in hidden:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise SocketError(f"Nothing can be bound for {', '.join(map(str, paths))}: {error}") from error
+        return serving
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

@@ -27,14 +27,14 @@ keep out the Unprepare that frees it. Threads are made as they are needed.
 """
 
 REGISTRATION_CALLS = 4
-"""Apart from the others: kubelet waits one second for GetInfo."""
 
 LOCK_TIMEOUT_S = 5.0
 """How long a start waits for a predecessor of the same name that is just ending."""
 
-WATCH_INTERVAL_S = 1.0
+WATCH_INTERVAL_S = 2.0
+"""A lost socket is made again within this: soon enough, and it costs next to nothing."""
 
-HURRY_ROUNDS = 5
+HURRY_ROUNDS = 3
 """Kubelet notices within a second or two that an instance has gone, and empties the health of the whole driver then."""
 
 STOP_GRACE_S = 1.0
@@ -71,20 +71,17 @@ class KubeletServer:
         self._lock = sockets.InstanceLock(self.paths, clock=clock)
         self._health = health_stream.HealthService(health, refresh_s=refresh_s)
         plugin_service = plugin.PluginService(preparer, observer=observer, clock=clock)
-        self._service = endpoint.Endpoint(
-            self.paths.service,
-            handlers=lambda: [*plugin_service.handlers(), *self._health.handlers()],
-            workers=CALLS + health_stream.MAX_STREAMS,
-            name="dra",
-        )
-        self._registration_service = registrar.RegistrationService(
+        self._registration = registrar.RegistrationService(
             driver_name=driver_name, socket=self.paths.registration, endpoint=self.paths.service
         )
-        self._registration = endpoint.Endpoint(
-            self.paths.registration,
-            handlers=self._registration_service.handlers,
-            workers=REGISTRATION_CALLS,
-            name="registration",
+        self._endpoint = endpoint.Endpoint(
+            (self.paths.service, self.paths.registration),
+            handlers=lambda: [
+                *plugin_service.handlers(),
+                *self._health.handlers(),
+                *self._registration.handlers(),
+            ],
+            workers=CALLS + health_stream.MAX_STREAMS + REGISTRATION_CALLS,
         )
         self._stopping = threading.Event()
         self._changing = threading.Lock()
@@ -101,9 +98,8 @@ class KubeletServer:
             self._lock.acquire(timeout_s=self._lock_timeout_s, stop=self._stopping)
             self._remove_stale()
             self._health.start()
-            self._service.open()
-            self._service.show()
-            self._registration.open()
+            self._endpoint.open()
+            self._endpoint.show(self.paths.service)
         except SocketError:
             self.stop(0)
             raise
@@ -113,34 +109,35 @@ class KubeletServer:
     def registration(self) -> None:
         """Let kubelet find the driver. Raises SocketError."""
         with self._changing:
-            self._registration.show()
+            self._endpoint.show(self.paths.registration)
 
     def status(self) -> registrar.RegistrationState:
         """Whether kubelet can call: it said so, and the sockets lie where it looks for them."""
         if (trouble := self._trouble.text) is not None:
             return registrar.RegistrationState(registered=False, error=trouble)
-        return self._registration_service.state()
+        return self._registration.state()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Unregister, end the health streams, give calls under way `grace_s`, remove what is ours. May be called again."""
         self._stopping.set()
         with self._changing:
-            self._registration.close(grace_s=0)
+            self._endpoint.hide(self.paths.registration)
             self._health.stop()
-            self._service.close(grace_s=grace_s)
+            self._endpoint.close(grace_s=grace_s)
             self._lock.release()
 
     def _watch(self) -> None:
-        siblings = sockets.siblings(self.paths)
+        known = sockets.siblings(self.paths)
         hurry = 0
         while not self._stopping.wait(self._watch_interval_s):
-            siblings |= sockets.siblings(self.paths)
+            present = sockets.siblings(self.paths)
             with self._changing:
                 if self._stopping.is_set():
                     return
                 try:
                     self._look_after_sockets()
-                    self._remove_stale()
+                    if present:
+                        self._remove_stale()
                 except SocketError as error:
                     self._trouble.failed(f"The sockets are not in order: {error}")
                 except Exception:
@@ -148,9 +145,9 @@ class KubeletServer:
                     logger.exception("The sockets cannot be looked after")
                 else:
                     self._trouble.passed()
-            present = sockets.siblings(self.paths)
-            hurry = HURRY_ROUNDS if siblings - present else max(0, hurry - 1)
-            siblings = present
+            left = sockets.siblings(self.paths) if present else present
+            hurry = HURRY_ROUNDS if (known | present) - left else max(0, hurry - 1)
+            known = left
             if hurry:
                 self._health.resend()
 
@@ -158,15 +155,13 @@ class KubeletServer:
         if not self._lock.held():
             sockets.make_directory(self.paths.lock.parent)
             self._lock.acquire(timeout_s=0, stop=self._stopping)
-        if not self._registration.intact():
-            reason = (
-                f"Socket {self.paths.registration} was removed by somebody else; it was made again for kubelet to find"
-            )
-            self._registration_service.lost(reason)
-            self._registration.reopen()
-        if not self._service.intact():
-            logger.warning("Socket %s was removed by somebody else; making it again", self.paths.service)
-            self._service.reopen()
+        for path in self._endpoint.lost():
+            reason = f"Socket {path} was removed by somebody else"
+            if path == self.paths.registration:
+                self._registration.lost(f"{reason}; it was made again for kubelet to find")
+            else:
+                logger.warning("%s; making it again", reason)
+            self._endpoint.reopen(path)
 
     def _remove_stale(self) -> None:
         for path in sockets.remove_stale(self.paths):

@@ -182,6 +182,12 @@ class StandInKubelet:
         plugin = self._choose(driver)
         return plugin.info, plugin.version
 
+    def wipe_in_s(self, driver: str) -> float | None:
+        """Seconds until the slices of a driver that cannot be called are wiped; None where that is not to come."""
+        with self._changed:
+            at = self._wipe_at.get(driver)
+            return None if at is None else at - self._clock()
+
     def _choose(self, driver: str) -> _Plugin:
         with self._changed:
             plugins = self._plugins.get(driver, [])

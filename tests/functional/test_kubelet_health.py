@@ -192,33 +192,35 @@ def test_stop_ends_the_stream_at_once(agent: Agent) -> None:
     assert last is None
 
 
+def all_places(agent: Agent) -> list[Stream]:
+    """As many streams as there may be; a place of one that has just gone may take a moment to be free."""
+    streams: list[Stream] = []
+
+    def one_more() -> bool:
+        stream = agent.watch()
+        try:
+            next(stream)
+        except grpc.RpcError:
+            return False
+        streams.append(stream)
+        return len(streams) == health.MAX_STREAMS
+
+    assert eventually(one_more)
+    return streams
+
+
 def test_client_that_goes_gives_its_place_back(agent: Agent) -> None:
     for _ in range(3):
-        streams = [agent.watch() for _ in range(health.MAX_STREAMS)]
-        for stream in streams:
-            next(stream)
+        streams = all_places(agent)
         with pytest.raises(grpc.RpcError) as refused:
             next(agent.watch())
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for stream in streams:
             stream.cancel()
 
-        def served() -> bool:
-            stream = agent.watch()
-            try:
-                next(stream)
-            except grpc.RpcError:
-                return False
-            stream.cancel()
-            return True
-
-        assert eventually(served)
-
 
 def test_open_streams_hold_no_call_up(agent: Agent) -> None:
-    streams = [agent.watch() for _ in range(health.MAX_STREAMS)]
-    for stream in streams:
-        next(stream)
+    streams = all_places(agent)
     client = kubelet_client.DraClient(agent.server.paths.service)
     claim = kubelet_side.claim(1)
     assert client.prepare([claim]) == {claim.uid: kubelet_side.prepared(claim)}
@@ -256,10 +258,11 @@ def test_wait_that_fails_does_not_end_the_reports(root: Path, caplog: pytest.Log
     assert any("waited for" in record.getMessage() for record in caplog.records)
 
 
-def test_sibling_that_has_gone_makes_everything_be_sent_again(root: Path, agent: Agent) -> None:
+def test_sibling_that_has_gone_makes_everything_be_sent_again(agent: Agent) -> None:
+    reports = reading(agent.watch())
+    assert isinstance(reports.get(timeout=30), health_v1.NodeWatchResourcesResponse)
     lock = agent.server.paths.lock.with_name("dra-sibling.sock.lock")
     lock.write_text(json.dumps({"sockets": []}))
-    reports = reading(agent.watch())
-    # The lock of a sibling that nobody holds is removed, and its end noticed in the next round.
-    received = [reports.get(timeout=10) for _ in range(3)]
-    assert all(isinstance(report, health_v1.NodeWatchResourcesResponse) for report in received)
+    # Nobody holds that lock: the next look finds it, removes it, and hurries.
+    assert isinstance(reports.get(timeout=30), health_v1.NodeWatchResourcesResponse)
+    assert not lock.exists()

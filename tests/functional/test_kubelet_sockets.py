@@ -27,7 +27,7 @@ import pytest
 
 from driver import values
 from driver.errors import SocketError
-from driver.kubelet import server
+from driver.kubelet import server, sockets
 from driver.standin import kubelet_client
 from proto.dra.v1 import api_pb2 as dra_v1
 from tests.fakes import kubelet_side
@@ -141,6 +141,15 @@ def test_directory_with_characters_that_mean_something_in_a_uri(root: Path) -> N
     with running(odd) as kubelet:
         assert prepares(kubelet.paths.service)
     assert {path.name for path in root.iterdir()} == {odd.name}
+
+
+def test_nothing_is_left_when_only_one_of_the_two_can_be_bound(root: Path) -> None:
+    kubelet = build(root)
+    in_the_way = sockets.bind_path(kubelet.paths.registration)
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(SocketError, match="Nothing can be bound"):
+        kubelet.start()
+    assert [path for path in root.rglob("*") if not path.is_dir()] == []
 
 
 def test_path_too_long_is_said_before_anything_is_touched(root: Path) -> None:

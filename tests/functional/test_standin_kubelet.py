@@ -545,15 +545,18 @@ def test_slices_of_a_driver_that_comes_back_in_time_stay(root: Path) -> None:
         with running(first):
             node.wait_registered(DRIVER)
         node.wait_registered(DRIVER, instances=0)
+        assert node.wipe_in_s(DRIVER) == 30.0
         now[0] = 29.0
+        assert node.wipe_in_s(DRIVER) == 1.0
         with running(second):
             node.wait_registered(DRIVER)
+            assert node.wipe_in_s(DRIVER) is None
             now[0] = 60.0
             assert node.prepare(DRIVER, [CLAIM])
         node.wait_registered(DRIVER, instances=0)
+        assert wiped.empty()
         now[0] = 91.0
         assert wiped.get(timeout=10) == DRIVER
-        assert wiped.empty()
 
 
 # The process
