@@ -44,19 +44,20 @@ def read_quantity(value: object, path: str) -> tuple[Fraction | None, tuple[str,
 
 def _request_policy(policy: Mapping[str, Any], whole: Fraction, path: str, *, fractions: bool) -> Iterator[str]:
     values, bounds = policy.get("validValues") or [], policy.get("validRange")
+    default: Fraction | None = None
+    if policy.get("default") is not None:
+        default, wrong = read_quantity(policy["default"], f"{path}.default")
+        yield from wrong
+        if wrong:
+            return
     if values and bounds is not None:
         yield f'{path}: Forbidden: cannot specify "validValues" and "validRange" at the same time'
         return
     if not values and bounds is None:
         return
-    if policy.get("default") is None:
-        yield f"{path}.default: required when validValues or validRange is defined"
-        return
-    default, wrong = read_quantity(policy["default"], f"{path}.default")
-    yield from wrong
     if default is None:
-        return
-    if values:
+        yield f"{path}.default: required when validValues or validRange is defined"
+    elif values:
         yield from _valid_values(values, default, whole, f"{path}.validValues")
     else:
         yield from _valid_range(bounds, default, whole, f"{path}.validRange", fractions=fractions)

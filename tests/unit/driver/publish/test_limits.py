@@ -8,6 +8,8 @@ policies; what is unchanged on update; what the API lets pass and the scheduler 
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,6 +244,14 @@ def test_a_pool_of_devices_and_their_counters_passes() -> None:
 )
 def test_a_pool_the_scheduler_would_not_use_is_found(bodies: list[Body], words: str) -> None:
     assert any(words in violation for violation in limits.violations(bodies)), limits.violations(bodies)
+
+
+def test_upstream_judges_the_same() -> None:
+    """Slices with random flaws and the verdict of ValidateResourceSlice in kubernetes v1.37.2, gates at their defaults."""
+    cases = json.loads((Path(__file__).parent / "verdicts-1.37.2.json").read_text())
+    wrong = [body for accepted, body in cases if (limits.slice_violations(body) == ()) is not accepted]
+    assert wrong == []
+    assert {accepted for accepted, _ in cases} == {True, False}
 
 
 JSON = st.recursive(
