@@ -224,11 +224,16 @@ def _read_request(reader: BinaryIO) -> HttpRequest | None:
     if version != "HTTP/1.1":
         raise ValueError(version)
     headers: dict[str, str] = {}
-    while (line := reader.readline(MAX_LINE)) not in (b"\r\n", b"\n"):
+    for _ in range(MAX_HEADERS):
+        line = reader.readline(MAX_LINE)
+        if line in {b"\r\n", b"\n"}:
+            break
         name, colon, value = line.decode("latin-1").partition(":")
-        if not colon or len(headers) == MAX_HEADERS:
+        if not colon:
             raise ValueError("malformed header")
         headers[name.lower()] = value.strip()
+    else:
+        raise ValueError("too many headers")
     path, _, query = target.partition("?")
     return HttpRequest(
         method,

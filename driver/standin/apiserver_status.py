@@ -52,12 +52,6 @@ def unauthorized() -> StatusError:
     return StatusError(401, "Unauthorized", "Unauthorized")
 
 
-def forbidden(group_resource: str, verb: str, name: str) -> StatusError:
-    """403, in the words of the RBAC authoriser."""
-    target = f'{group_resource} "{name}" is forbidden' if name else f"{group_resource} is forbidden"
-    return StatusError(403, "Forbidden", f'{target}: User "standin" cannot {verb} resource "{group_resource}"')
-
-
 def not_found(group_resource: str, name: str) -> StatusError:
     """404 of an object."""
     return StatusError(

@@ -12,6 +12,7 @@ import contextlib
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.parse
@@ -432,6 +433,35 @@ def test_garbage_goes_with_its_owner(api: tuple[apiserver.ApiServer, Raw]) -> No
     assert server.collect_garbage() == 0
     raw.ok("DELETE", f"{NODES}/n1")
     assert server.collect_garbage() == 1
+
+
+def test_a_body_may_come_in_chunks_and_headers_may_be_odd(api: tuple[apiserver.ApiServer, Raw]) -> None:
+    server, raw = api
+    whole = json.dumps(a_slice()).encode()
+    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json; charset=utf-8"}
+    raw.connection.request("POST", SLICES, iter([whole[:10], whole[10:]]), headers, encode_chunked=True)
+    answer = raw.connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["metadata"]["name"]) == (201, "s0")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200,
+    ]
+    + [b"POST / HTTP/1.1\r\nContent-Length: %b\r\n\r\n" % length for length in (b"-1", b"x", b"99999999999")]
+    + [b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
+)
+def test_what_is_no_http_is_hung_up_on(api: tuple[apiserver.ApiServer, Raw], sent: bytes) -> None:
+    server, raw = api
+    place = urllib.parse.urlsplit(server.url)
+    with socket.create_connection((str(place.hostname), place.port), timeout=10) as connection:
+        connection.sendall(sent)
+        assert connection.recv(1) == b""
+    assert raw.ok("GET", SLICES)["items"] == []
 
 
 def test_without_the_token_nothing_is_told(api: tuple[apiserver.ApiServer, Raw]) -> None:
