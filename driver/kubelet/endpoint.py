@@ -98,17 +98,12 @@ class Endpoint:
         if len(self._retired) > _KEPT:
             self._retired.pop(0).stop(0)
 
-    def hide(self, path: Path) -> None:
-        """Remove a socket if it is still ours; calls go on. Kubelet unregisters a plugin whose socket is gone."""
-        inode = self._shown.pop(path, None)
-        if inode is not None and inode == _inode(path):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
     def close(self, *, grace_s: float) -> None:
-        """Remove the sockets, refuse new calls, give those under way `grace_s`, then cancel them. May be called again."""
-        for path in self._paths:
-            self.hide(path)
+        """Remove the sockets that are still ours, the last one first; refuse new calls, give those under way `grace_s`,
+        then cancel them. May be called again.
+        """
+        for path in reversed(self._paths):
+            self._hide(path)
         current = list(dict.fromkeys(self._serving.values()))
         self._serving = {}
         retired, self._retired = self._retired, []
@@ -116,6 +111,12 @@ class Endpoint:
             serving.server.stop(grace_s)
         for serving in current + retired:
             serving.stop(grace_s)
+
+    def _hide(self, path: Path) -> None:
+        inode = self._shown.pop(path, None)
+        if inode is not None and inode == _inode(path):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _bind(self, paths: Sequence[Path]) -> _Serving:
         for path in paths:

@@ -118,10 +118,9 @@ class KubeletServer:
         return self._registration.state()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Unregister, end the health streams, give calls under way `grace_s`, remove what is ours. May be called again."""
+        """End the health streams, remove what is ours, give calls under way `grace_s` to end. May be called again."""
         self._stopping.set()
         with self._changing:
-            self._endpoint.hide(self.paths.registration)
             self._health.stop()
             self._endpoint.close(grace_s=grace_s)
             self._lock.release()
