@@ -160,7 +160,8 @@ class CdiDirectory:
     def entries(self, *, boot_id: str) -> Iterator[ledger.Entry]:
         """The entries of all files that carry one: those of this boot first, the newest file first."""
         found = []
-        for uid in self.listing().others:
+        listing = self.listing()
+        for uid in listing.untouched | listing.others:
             try:
                 written = (self.path / self._dialect.claim_file(uid)).stat().st_mtime_ns
                 found.append((written, self.entry(uid)))

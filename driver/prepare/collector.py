@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from driver import context, values
+from driver import condition, context, values
 from driver.errors import ApiError, ApiReason, RecordError
 from driver.prepare import cdidir, claims, epoch, executor, ledger, locks, nodespec, store
 
@@ -106,6 +106,7 @@ class Collector:
         self._look_at_all_s = float("-inf")
         self._doubts: dict[str, _Doubt] = {}
         self._complaints: dict[str, str] = {}
+        self._trouble = condition.Condition(logger, recovered="What is prepared is looked after again")
 
     def run(self) -> None:
         """Look after files every few seconds, and look claims up every interval, until told to stop."""
@@ -117,9 +118,13 @@ class Collector:
                 if self._clock() >= next_collection_s:
                     next_collection_s = self._clock() + self._interval_s
                     self.collect()
+            except (OSError, RecordError) as error:
+                self._trouble.failed(f"What is prepared cannot be looked after: {error}")
             except Exception:
                 # The loop is the last door: one bad round must not end the care for all claims.
                 logger.exception("What is prepared could not be looked after")
+            else:
+                self._trouble.passed()
 
     def reconcile(self) -> None:
         """Bring files and record together at the start: a file whose row was lost gives it back, others without a row go,
@@ -132,8 +137,12 @@ class Collector:
             return
         if not self._may_act():
             return
-        self._read_claims()
-        listing = self._directory.listing()
+        try:
+            self._read_claims()
+            listing = self._directory.listing()
+        except (OSError, RecordError) as error:
+            logger.warning("Prepared claims and CDI files cannot be compared now: %s", error)
+            return
         for uid in sorted(listing.others - self._with_file):
             self._under_lock(uid, self._remove_outlived if uid in self._claims else self._adopt_or_remove)
         for uid in sorted(listing.temporaries):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,11 +38,17 @@ def write_atomic(
 
     A reader sees the old file or the new one, whatever happens to this process. Nothing is synced: what is placed so is made
     from the record, and is made again after a machine lost power, before anybody may use it. The caller excludes other
-    writers of the same path, so the temporary name is fixed and a left-over one is reused. `written` is called when the
-    temporary file is complete.
+    writers of the same path, so the temporary name is fixed and what lies there is of nobody. `written` is called when
+    the temporary file is complete.
     """
     temporary = f"{directory}/{temporary_name(name)}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        fd = os.open(temporary, flags, mode)
+    except FileExistsError:
+        # Left by a writer that was killed, or a link or pipe that somebody put there: opening that may lead or hang anywhere.
+        Path(temporary).unlink()
+        fd = os.open(temporary, flags, mode)
     try:
         try:
             rest = data[os.write(fd, data) :]
@@ -60,8 +67,13 @@ def write_atomic(
 
 
 def read_limited(path: Path, *, limit: int) -> bytes:
-    """A file's content. Raises OSError, also where it is longer than `limit` bytes."""
-    with path.open("rb", buffering=0) as file:
+    """The content of a regular file. Raises OSError, also for anything else of that name (a link may change its target
+    unseen, opening a pipe may never end), and where it is longer than `limit` bytes.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=0) as file:  # noqa: PTH123 - Path.open takes no descriptor
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is no regular file")
         data = file.read(limit + 1) or b""
         if len(data) > limit:
             raise OSError(f"{path} is longer than {limit} bytes")
@@ -72,7 +84,7 @@ def remove(path: Path) -> bool:
     """Remove a file; False when there was none. Raises OSError."""
     try:
         path.unlink()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True
 

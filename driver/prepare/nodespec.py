@@ -68,6 +68,7 @@ class NodeSpec:
         self._fingerprint: tuple[str | None, tuple[str, ...], _Fingerprint] | None = None
         self._looked_at = float("-inf")
         self._problem: str | None = None
+        self._said = ""
 
     def problem(self) -> str | None:
         """Why there was no usable driver when that was last looked at, None if there was."""
@@ -122,10 +123,10 @@ class NodeSpec:
         self._fingerprint = (version, absent, stats) if self._clock_ns() - youngest_ns > _SETTLED_NS else None
         changed = content != self._content
         self._content = content
-        if changed:
-            logger.info(
-                "Containers get %d files of the driver; not there: %s", len(mounts), ", ".join(absent) or "nothing"
-            )
+        said = f"Containers get {len(mounts)} files of the driver; not there: {', '.join(absent) or 'nothing'}"
+        if changed and said != self._said:
+            self._said = said
+            logger.info("%s", said)
         return changed
 
     def _find_mounts(self, version: str | None) -> tuple[cdi.Mount, ...]:

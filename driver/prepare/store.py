@@ -240,8 +240,10 @@ class Store:
         self._write(work)
 
     def _failed(self, used: database.Database, error: Exception) -> RecordError:
-        """What became of a call that failed: the record is replaced where it is at fault."""
-        if isinstance(error, database.DatabaseError) and not error.damaged:
+        """What became of a call that failed: where the file is at fault it is opened and checked anew, which replaces one
+        that is damaged, or empty because somebody cut it off in its place.
+        """
+        if isinstance(error, database.DatabaseError) and not (error.damaged or error.foreign):
             return RecordError(f"The record cannot be used: {error}", retryable=True)
         with self._opening:
             if self._database is used:
@@ -251,7 +253,7 @@ class Store:
             self._use()
         except RecordError as refusal:
             return refusal
-        return RecordError(f"The record was damaged and has been replaced: {error}", retryable=True)
+        return RecordError(f"The record was damaged and has been opened anew: {error}", retryable=True)
 
     def _read(self, work: database.Work[T], *, apart: bool = False) -> T:
         used = self._use()

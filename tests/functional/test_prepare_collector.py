@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from driver import values
+from driver.errors import RecordError
 from driver.prepare import locks
 from tests.fakes import preparing
 from tests.fakes.preparing import NAMES, Agent, ref
@@ -326,6 +327,48 @@ def test_a_damaged_record_is_noticed_and_replaced_without_any_claim(agent: Agent
     agent.record.path.unlink()
     agent.collector.look_after()
     assert agent.prepared_uids() == {claim.uid}
+
+
+@pytest.mark.parametrize("how", ["removed", "cut off in its place"])
+def test_a_record_that_is_lost_when_all_files_are_known_loses_no_claim(agent: Agent, how: str) -> None:
+    claim = prepared(agent, 1, NAMES[0])
+    while claim.uid not in agent.directory.listing().untouched:
+        agent.collector.look_after()
+    if how == "removed":
+        agent.record.path.unlink()
+        agent.collector.look_after()
+    else:
+        agent.record.path.write_bytes(b"")
+        with pytest.raises(RecordError, match="opened anew"):
+            agent.prepared_uids()
+    assert isinstance(agent.prepare(agent.api.allocate(ref(2), NAMES[0])), values.Failed)
+    agent.collector.look_after()
+    assert agent.prepared_uids() == {claim.uid}
+    assert path_of(agent, claim).exists()
+
+
+def test_a_folder_that_cannot_be_used_is_said_once_and_looked_after_once_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    agent = Agent(tmp_path, look_after_s=0.01).start()
+    claim = prepared(agent, 1, NAMES[0])
+    aside = tmp_path / "aside"
+    agent.directory.path.rename(aside)
+    agent.directory.path.write_text("no folder")
+    thread = threading.Thread(target=agent.collector.run, daemon=True)
+    thread.start()
+    while "cannot be looked after" not in caplog.text:
+        thread.join(0.05)
+    thread.join(0.2)
+    agent.directory.path.unlink()
+    while not path_of(agent, claim).exists() or "looked after again" not in caplog.text:
+        thread.join(0.01)
+    agent.stop_event.set()
+    thread.join(20)
+    agent.stop()
+    assert caplog.text.count("What is prepared cannot be looked after") == 1
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_the_loop_lives_through_a_bad_round_and_ends_when_told(

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from driver import values
-from driver.prepare import cdi, cdidir, claims, ledger, plan
+from driver.prepare import cdi, cdidir, claims, files, ledger, plan
 from tests.fakes import preparing
 
 DIALECT = cdi.Dialect(driver=preparing.DRIVER, mock=True)
@@ -62,6 +63,35 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
     path_of(directory).symlink_to(victim)
     directory.write_claim(entry())
     assert victim.read_text() == "precious"
+    assert not path_of(directory).is_symlink()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "link"])
+def test_a_pipe_or_link_in_the_place_of_any_file_holds_nobody_up_and_is_replaced(
+    directory: cdidir.CdiDirectory, make: Callable[[Path], None]
+) -> None:
+    directory.write_claim(entry())
+    good = path_of(directory).read_bytes()
+    path_of(directory).unlink()
+    make(path_of(directory))
+    make(directory.path / files.temporary_name(path_of(directory).name))
+    assert list(directory.entries(boot_id=preparing.BOOT_ID)) == []
+    assert not directory.verify_claim(entry())
+    assert directory.ensure_claim(entry())
+    assert path_of(directory).read_bytes() == good
+    assert not path_of(directory).is_symlink()
+    assert directory.listing().temporaries == frozenset()
+
+
+def test_a_link_to_the_same_content_is_no_file_of_ours(directory: cdidir.CdiDirectory, tmp_path: Path) -> None:
+    # What it leads to may change, and the link would look untouched.
+    directory.write_claim(entry())
+    path_of(directory).rename(tmp_path / "elsewhere")
+    path_of(directory).symlink_to(tmp_path / "elsewhere")
+    assert not directory.verify_claim(entry())
+    assert directory.ensure_claim(entry())
+    assert path_of(directory).is_file()
     assert not path_of(directory).is_symlink()
 
 
@@ -144,6 +174,12 @@ def test_removing_from_a_folder_that_is_gone_is_removing_nothing(directory: cdid
     assert directory.listing() == cdidir.Listing(untouched=frozenset(), others=frozenset(), temporaries=frozenset())
 
 
+def test_where_a_file_is_in_the_place_of_the_folder_there_is_nothing_to_remove(directory: cdidir.CdiDirectory) -> None:
+    directory.path.parent.mkdir()
+    directory.path.touch()
+    assert not directory.remove_claim(preparing.ref(1).uid)
+
+
 def test_files_of_others_are_not_seen(directory: cdidir.CdiDirectory) -> None:
     directory.write_claim(entry())
     for name in ("nvidia.json", "other_a.json", DIALECT.node_file, f"{DIALECT.driver}_a.yaml", ".x.tmp"):
@@ -160,6 +196,15 @@ def test_files_give_their_entries_back_this_boot_first_and_the_newest_first(dire
         directory.write_claim(written)
         os.utime(path_of(directory, age + 1), ns=(0, 10**9 * (100 - age)))
     assert list(directory.entries(boot_id=preparing.BOOT_ID)) == [entries[0], entries[2], entries[1], entries[3]]
+
+
+def test_files_give_their_entries_back_also_where_they_are_known_to_be_untouched(tmp_path: Path) -> None:
+    # A record is lost while the agent runs, and then its files were all read long ago.
+    directory = cdidir.CdiDirectory(tmp_path, dialect=DIALECT, clock_ns=lambda: time.time_ns() + 10**9)
+    directory.write_claim(entry())
+    assert directory.verify_claim(entry())
+    assert directory.listing().untouched == {preparing.ref(1).uid}
+    assert list(directory.entries(boot_id=preparing.BOOT_ID)) == [entry()]
 
 
 def test_a_file_under_the_name_of_another_claim_gives_nothing(directory: cdidir.CdiDirectory) -> None:

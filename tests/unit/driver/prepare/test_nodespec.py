@@ -213,3 +213,17 @@ def test_a_file_that_cannot_be_written_is_said_with_its_path(rig: Rig) -> None:
     rig.path.rmdir()
     rig.spec.ensure()
     assert rig.edits()["mounts"]
+
+
+def test_what_containers_would_get_is_said_once_however_often_it_cannot_be_written(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    rig.path.parent.write_text("no folder")
+    for _ in range(3):
+        with pytest.raises(nodespec.NodeSpecError):
+            rig.spec.ensure()
+    rig.path.parent.unlink()
+    rig.spec.ensure()
+    assert caplog.text.count("Containers get") == 1
+    assert caplog.text.count("No container can get a GPU") == 1
