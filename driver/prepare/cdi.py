@@ -82,9 +82,11 @@ class Dialect:
         match = _CLAIM_FILE.fullmatch(file_name.removeprefix(prefix)) if file_name.startswith(prefix) else None
         return match["uid"] if match else None
 
-    def claim_spec(self, entry: ledger.Entry) -> bytes:
-        """The file of a claim, from its entry alone, so that it can be written again at any time."""
-        text, checksum = ledger.to_document(ledger.to_columns(entry))
+    def claim_spec(self, entry: ledger.Entry, columns: ledger.Columns | None = None) -> bytes:
+        """The file of a claim, from its entry alone, so that it can be written again at any time. `columns`: the entry as
+        text, where that is known already.
+        """
+        text, checksum = ledger.to_document(columns or ledger.to_columns(entry))
         devices = {device.name: device for device in entry.devices}
         names = {
             ids[0].partition("=")[2]: devices[result.device]

@@ -59,11 +59,11 @@ class CdiDirectory:
         """See that the folder is there: on most nodes it is on a tmpfs and gone after a reboot."""
         self.path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
 
-    def write_claim(self, entry: ledger.Entry) -> None:
+    def write_claim(self, entry: ledger.Entry, columns: ledger.Columns) -> None:
         """Place the file of a claim, whatever was there."""
         self._write(
             self._dialect.claim_file(entry.claim.uid),
-            self._dialect.claim_spec(entry),
+            self._dialect.claim_spec(entry, columns),
             written=lambda: crashpoints.reach(Point.PREPARE_TEMPORARY_FILE),
         )
         crashpoints.reach(Point.PREPARE_AFTER_CDI_FILE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from driver import values
@@ -49,19 +50,19 @@ def parse_allocation(claim: Any, *, ref: values.ClaimRef, driver: str, pool: str
     Raises ClaimError: another UID, no or half an allocation, one that is not for this driver and node, or opaque
     configuration for us that this version does not know.
     """
-    document = _Reader(claim, ref=ref, place="the object")
+    document = _Reader(claim, ref=ref)
     uid = document.child("metadata").text("uid")
     if uid != ref.uid:
         raise ClaimError(
             f"{ref} was deleted and made again with UID {shown(uid)}; the pod has to be deleted and made again as well"
         )
-    status = document.child("status", optional=True)
-    allocation = status.child("allocation", optional=True)
+    status = document.optional_child("status")
+    allocation = status.optional_child("allocation")
     if allocation.missing:
         raise ClaimError(
             f"{ref} is not allocated (any more): status.allocation is empty; the pod has to be scheduled again"
         )
-    devices = allocation.child("devices", optional=True)
+    devices = allocation.optional_child("devices")
     results = _results(devices.items("results", limit=RESULTS_MAX_SIZE), driver=driver)
     if not results:
         raise ClaimError(f"{ref} allocates no device of driver {driver}; the pod has to be scheduled again")
@@ -88,7 +89,7 @@ def why_released(claim: Any, *, ref: values.ClaimRef) -> str | None:
     status = claim.get("status", {})
     return (
         "is not allocated any more"
-        if isinstance(status, dict | None) and not (status or {}).get("allocation")
+        if status is None or (isinstance(status, dict) and not status.get("allocation"))
         else None
     )
 
@@ -101,50 +102,63 @@ def shown(value: Any) -> str:
 
 
 class _Reader:
-    """A JSON object of a claim, read field by field; knows where it stands for the message."""
+    """A JSON object of a claim, read field by field. Where it stands is only put into words for a message."""
 
-    def __init__(self, value: Any, *, ref: values.ClaimRef, place: str) -> None:
+    __slots__ = ("_above", "_fields", "_key", "_ref", "missing")
+
+    def __init__(self, value: Any, *, ref: values.ClaimRef, above: _Reader | None = None, key: str | int = "") -> None:
         self._ref = ref
-        self.place = place
+        self._above = above
+        self._key = key
         self.missing = value is None
-        if not isinstance(value, dict | None):
-            raise self.wrong("", value, "an object")
+        if value is not None and not isinstance(value, dict):
+            raise self._error(value, "an object")
         self._fields: Mapping[str, Any] = value or {}
 
-    def wrong(self, field: str, value: Any, wanted: str) -> ClaimError:
-        """The error for a field of another kind than it must have."""
-        place = f"{self.place}.{field}" if field else self.place
-        return ClaimError(f"{self._ref} cannot be read: {place} is {shown(value)}, not {wanted}")
+    @property
+    def place(self) -> str:
+        """Where it stands: `status.allocation.devices.results[0]`, nothing for the claim itself."""
+        if self._above is None:
+            return ""
+        above = self._above.place
+        if isinstance(self._key, int):
+            return f"{above}[{self._key}]"
+        return f"{above}.{self._key}" if above else self._key
 
-    def child(self, field: str, *, optional: bool = False) -> _Reader:
-        value = self._fields.get(field)
-        if value is None and not optional:
-            raise self.wrong(field, value, "an object")
-        place = field if self.place == "the object" else f"{self.place}.{field}"
-        return _Reader(value, ref=self._ref, place=place)
+    def wrong(self, field: str, wanted: str) -> ClaimError:
+        """The error for a field that is something else than `wanted`."""
+        return _Reader(None, ref=self._ref, above=self, key=field)._error(self._fields.get(field), wanted)  # noqa: SLF001
 
-    def items(self, field: str, *, limit: int) -> tuple[_Reader, ...]:
+    def child(self, field: str) -> _Reader:
         value = self._fields.get(field)
-        if not isinstance(value, list | None):
-            raise self.wrong(field, value, "a list")
-        entries = value or []
-        if len(entries) > limit:
-            raise self.wrong(field, value, f"a list of at most {limit}")
-        return tuple(
-            _Reader({} if entry is None else entry, ref=self._ref, place=f"{self.place}.{field}[{number}]")
-            for number, entry in enumerate(entries)
-        )
+        if value is None:
+            raise self.wrong(field, "an object")
+        return _Reader(value, ref=self._ref, above=self, key=field)
+
+    def optional_child(self, field: str) -> _Reader:
+        return _Reader(self._fields.get(field), ref=self._ref, above=self, key=field)
+
+    def items(self, field: str, *, limit: int) -> list[_Reader]:
+        value = self._fields.get(field)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.wrong(field, "a list")
+        if len(value) > limit:
+            raise self.wrong(field, f"a list of at most {limit}")
+        above = _Reader(None, ref=self._ref, above=self, key=field)
+        return [_Reader(entry, ref=self._ref, above=above, key=number) for number, entry in enumerate(value)]
 
     def text(self, field: str) -> str:
         value = self._fields.get(field)
         if not isinstance(value, str) or not value:
-            raise self.wrong(field, value, "text")
+            raise self.wrong(field, "text")
         return value
 
     def name(self, field: str) -> str:
         value = self.text(field)
         if len(value) > _NAME_MAX_LENGTH or not value.isascii() or not value.isprintable():
-            raise self.wrong(field, value, "a name")
+            raise self.wrong(field, "a name")
         return value
 
     def optional_text(self, field: str) -> str | None:
@@ -152,8 +166,8 @@ class _Reader:
 
     def flag(self, field: str) -> bool:
         value = self._fields.get(field)
-        if not isinstance(value, bool | None):
-            raise self.wrong(field, value, "a boolean")
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(field, "a boolean")
         return bool(value)
 
     def texts(self, field: str) -> Sequence[str]:
@@ -161,23 +175,29 @@ class _Reader:
         if value is None:
             return ()
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise self.wrong(field, value, "a list of text")
+            raise self.wrong(field, "a list of text")
         return value
 
-    def quantities(self, field: str) -> dict[str, str]:
+    def quantities(self, field: str) -> Mapping[str, str]:
         """A map of resource.Quantity: text in canonical JSON."""
         value = self._fields.get(field)
-        if not isinstance(value, dict | None):
-            raise self.wrong(field, value, "an object")
-        amounts = {name: amount for name, amount in (value or {}).items() if isinstance(amount, str)}
-        if len(amounts) != len(value or {}) or any(
-            len(name + amount) > _NAME_MAX_LENGTH for name, amount in amounts.items()
-        ):
-            raise self.wrong(field, value, "an object of quantities")
-        return amounts
+        if value is None:
+            return _NO_QUANTITIES
+        if not isinstance(value, dict):
+            raise self.wrong(field, "an object")
+        for name, amount in value.items():
+            if not isinstance(amount, str) or len(name) + len(amount) > _NAME_MAX_LENGTH:
+                raise self.wrong(field, "an object of quantities")
+        return value
 
     def raw(self, field: str) -> Any:
         return self._fields.get(field)
+
+    def _error(self, value: Any, wanted: str) -> ClaimError:
+        return ClaimError(f"{self._ref} cannot be read: {self.place or 'the object'} is {shown(value)}, not {wanted}")
+
+
+_NO_QUANTITIES: Mapping[str, str] = MappingProxyType({})
 
 
 def _results(readers: Sequence[_Reader], *, driver: str) -> tuple[ledger.Result, ...]:
@@ -188,7 +208,7 @@ def _results(readers: Sequence[_Reader], *, driver: str) -> tuple[ledger.Result,
             continue
         share_id = reader.optional_text("shareID")
         if share_id is not None and not acceptable_uid(share_id):
-            raise reader.wrong("shareID", share_id, "a UUID")
+            raise reader.wrong("shareID", "a UUID")
         results.append(
             ledger.Result(
                 request=reader.name("request"),
@@ -221,12 +241,12 @@ def _refuse_configs(
     what is for a subrequest that was not chosen does not apply.
     """
     for reader in readers:
-        opaque = reader.child("opaque", optional=True)
+        opaque = reader.optional_child("opaque")
         if opaque.missing or opaque.text("driver") != driver or not _applies(reader.texts("requests"), results):
             continue
         parameters = opaque.raw("parameters")
         if not isinstance(parameters, dict):
-            raise opaque.wrong("parameters", parameters, "an object with apiVersion and kind")
+            raise opaque.wrong("parameters", "an object with apiVersion and kind")
         raise ClaimError(
             f"{ref} has configuration that driver {driver} does not know: {opaque.place}.parameters is of apiVersion "
             f"{shown(parameters.get('apiVersion'))} and kind {shown(parameters.get('kind'))}, and whole GPUs take none. "

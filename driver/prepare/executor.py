@@ -150,6 +150,8 @@ class Executor:
         """Do the work of each UID once: the first in the caller's thread, each other in one of its own, as one that waits
         for 40 s in a pool would keep those behind it from starting.
         """
+        if len(refs) == 1:
+            return {refs[0].uid: work(refs[0])}
         unique = tuple({ref.uid: ref for ref in reversed(refs)}.values())
         answers: dict[values.ClaimUid, Answer | values.Failed] = {}
 
@@ -272,7 +274,7 @@ class Executor:
         self, ref: values.ClaimRef, planned: plan.PreparePlan, known: ledger.Entry | None, call: values.Call
     ) -> None:
         try:
-            self._directory.write_claim(planned.entry)
+            self._directory.write_claim(planned.entry, planned.columns)
         except OSError as error:
             raise self._unwritable(ref, error) from error
         try:

@@ -180,19 +180,10 @@ def _require_intact(columns: Columns) -> None:
 
 def to_document(columns: Columns) -> tuple[str, str]:
     """The row of an entry as one JSON text, and the checksum of that text."""
-    head = _dump(
-        {
-            "version": VERSION,
-            "readableSince": READABLE_SINCE,
-            "uid": columns.claim_uid,
-            "namespace": columns.namespace,
-            "name": columns.name,
-            "state": columns.state,
-            "bootID": columns.boot_id,
-        }
-    )
     text = (
-        f'{head[:-1]},"devices":{columns.devices},"results":{columns.results},'
+        f'{{"version":{VERSION},"readableSince":{READABLE_SINCE},"uid":{_dump(columns.claim_uid)},'
+        f'"namespace":{_dump(columns.namespace)},"name":{_dump(columns.name)},"state":{_dump(columns.state)},'
+        f'"bootID":{_dump(columns.boot_id)},"devices":{columns.devices},"results":{columns.results},'
         f'"cdiIDs":{columns.cdi_ids},"hardware":{columns.hardware}}}'
     )
     return text, f"{_checksum(text):08x}"

@@ -29,6 +29,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 _DIRECTORY = "locks"
 _FILE_MODE = 0o600
+_SPARE_MAX = 16
 _LOOK_AGAIN_S = 0.01
 """How often a lock that another process holds is tried: both instances live only while one replaces the other."""
 
@@ -118,6 +119,7 @@ class KeyedLocks:
         self.stop = stop
         self._guard = threading.Lock()
         self._mutexes: dict[int, _Mutex] = {}
+        self._spare: list[int] = []
 
     def hold(self, keys: Sequence[int], *, patience: Patience) -> Hold:
         """Locks to hold for the length of a `with` block, taken in the order given, which every caller must keep.
@@ -143,6 +145,20 @@ class KeyedLocks:
         mutex = self._mutexes[key]
         mutex.lock.release()
         self._leave(key, mutex)
+
+    def lend(self) -> int:
+        """An open file description that holds no lock; one that was given back, as opening costs more. For Hold."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return _open(self.path)
+
+    def give_back(self, fd: int) -> None:
+        """Drop every lock of a description, and keep it. For Hold."""
+        if len(self._spare) >= _SPARE_MAX or not _set(fd, fcntl.F_UNLCK, 0, 0):
+            os.close(fd)
+        else:
+            self._spare.append(fd)
 
     def _leave(self, key: int, mutex: _Mutex) -> None:
         with self._guard:
@@ -178,7 +194,7 @@ class Hold:
             if not self._locks.acquire(key, self._patience.remaining_s()):
                 return False
             self._taken += 1
-        self._fd = _open(self._locks.path)
+        self._fd = self._locks.lend()
         for key in self._keys:
             while not _set(self._fd, fcntl.F_WRLCK, key):
                 if self._patience.remaining_s() <= 0 or self._locks.stop.wait(_LOOK_AGAIN_S):
@@ -186,7 +202,9 @@ class Hold:
         return True
 
     def __exit__(self, *_: object) -> None:
-        self._fd = _closed(self._fd)  # the last descriptor of the description: its bytes are free
+        if self._fd >= 0:
+            self._locks.give_back(self._fd)
+            self._fd = -1
         while self._taken:
             self._taken -= 1
             self._locks.release(self._keys[self._taken])

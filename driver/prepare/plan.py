@@ -47,10 +47,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparePlan:
-    """What is recorded once it is carried out. `displaced`: (device, claim UID) of holders from before a reboot."""
+    """What is recorded once it is carried out. `columns` is the entry as text, which both the record and the CDI file need.
+    `displaced`: (device, claim UID) of holders from before a reboot.
+    """
 
     entry: ledger.Entry
-    displaced: tuple[tuple[str, str], ...]
+    columns: ledger.Columns
+    displaced: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ def plan_prepare(
         if holder.boot_id == boot_id:
             return Rejection(message=f"{allocation.claim}: {held_message(name, holder)}", retryable=True)
         displaced.append((name, str(holder.claim.uid)))
-    return PreparePlan(entry=entry, displaced=tuple(displaced))
+    return PreparePlan(entry=entry, columns=ledger.to_columns(entry), displaced=tuple(displaced))
 
 
 def held_message(device: str, holder: Holder) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from driver.errors import RecordError
@@ -97,19 +97,19 @@ def adopt(connection: sqlite3.Connection, entries: Iterable[ledger.Entry]) -> tu
         places = ", ".join("?" for _ in entry.holds)
         taken = connection.execute(f"SELECT 1 FROM holdings WHERE device IN ({places})", entry.holds).fetchone()  # noqa: S608
         if known is None and taken is None:
-            insert(connection, entry)
+            insert(connection, ledger.to_columns(entry), entry.holds)
             adopted.append(entry)
     return tuple(adopted)
 
 
-def insert(connection: sqlite3.Connection, entry: ledger.Entry) -> None:
-    """Write an entry and what it holds, in the transaction of the caller; fails where a device is held."""
+def insert(connection: sqlite3.Connection, columns: ledger.Columns, holds: Sequence[str]) -> None:
+    """Write a row and what it holds, in the transaction of the caller; fails where a device is held."""
     connection.execute(
         f"INSERT OR REPLACE INTO claims ({COLUMNS}) VALUES ({_PLACES})",  # noqa: S608 - names of columns, not input
-        ledger.to_columns(entry),
+        columns,
     )
     connection.executemany(
-        "INSERT INTO holdings (device, claim_uid) VALUES (?, ?)", [(device, entry.claim.uid) for device in entry.holds]
+        "INSERT INTO holdings (device, claim_uid) VALUES (?, ?)", [(device, columns.claim_uid) for device in holds]
     )
 
 

@@ -90,18 +90,18 @@ class Store:
         return self._problem
 
     def look_after(self) -> str | None:
-        """What is to do every few seconds: open it if it is not, replace it if the file was taken away under us, fold its
+        """What is to do every few seconds: open it if it is not, replace it if the file was taken away under us, tend its
         log. Why it cannot be used now, None if it can.
         """
         used = self._database
         try:
             if used is not None and self._inode != _inode(self.path):
                 self._failed(used, recordfile.UnusableError("the file was removed or replaced while it was in use"))
-            self._use().fold()
+            self._use().tend()
         except RecordError as error:
             return str(error)
         except database.DatabaseError as error:
-            logger.warning("The log of the record could not be folded into it: %s", error)
+            logger.warning("The log of the record could not be tended: %s", error)
         return None
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Store:
         def work(connection: sqlite3.Connection) -> None:
             if freed:
                 connection.executemany(_DELETE_HOLDING, freed)
-            recordfile.insert(connection, entry)
+            recordfile.insert(connection, planned.columns, entry.holds)
             crashpoints.reach(Point.PREPARE_BEFORE_COMMIT)
 
         self._write(work, timeout_s=timeout_s, durable=lambda: crashpoints.reach(Point.PREPARE_AFTER_COMMIT))

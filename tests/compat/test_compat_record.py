@@ -93,7 +93,8 @@ def test_a_record_of_schema_1_loads_and_is_used_on(record: Path) -> None:
     assert opened.load_published() == PUBLISHED
     assert opened.next_epoch(0) == EPOCH + 1
     opened.remove(ENTRIES[0], timeout_s=5)
-    opened.put(plan.PreparePlan(entry=ENTRIES[0], displaced=()), previous=None, timeout_s=5)
+    again = plan.PreparePlan(entry=ENTRIES[0], columns=ledger.to_columns(ENTRIES[0]))
+    opened.put(again, previous=None, timeout_s=5)
     assert opened.rows() == ENTRIES
     assert reports.rebuilt == []
     opened.close()

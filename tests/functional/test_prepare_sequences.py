@@ -43,9 +43,9 @@ class MortalDirectory(cdidir.CdiDirectory):
 
     fate = _Fate()
 
-    def write_claim(self, entry: ledger.Entry) -> None:
+    def write_claim(self, entry: ledger.Entry, columns: ledger.Columns) -> None:
         self.fate.reach("before file")
-        super().write_claim(entry)
+        super().write_claim(entry, columns)
         self.fate.reach("after file")
 
     def remove_claim(self, uid: str) -> bool:

@@ -184,13 +184,35 @@ def test_the_log_is_folded_into_the_file_once_there_is_much_in_it(tmp_path: Path
     path = tmp_path / "db"
     opened = database.Database(path)
     opened.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=5)
-    opened.fold()
+    opened.tend()
     assert path.stat().st_size <= 4096, "not worth it yet"
     for number in range(database._FOLD_AFTER_COMMITS):
         insert(opened, f"{number:0100d}")
-    opened.fold()
+    opened.tend()
     assert path.stat().st_size > 4096
     opened.close()
+
+
+def test_a_log_that_was_made_long_stays_so_and_holds_nothing(tmp_path: Path) -> None:
+    opened = database.Database(tmp_path / "db")
+    opened.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=5)
+    opened.write(lambda c: c.execute("PRAGMA user_version=7"), timeout_s=5)
+    log = tmp_path / "db-wal"
+    opened.tend()
+    length = log.stat().st_size
+    assert length > 3 * database._LOG_BYTES // 4
+    for number in range(3 * database._FOLD_AFTER_COMMITS):
+        insert(opened, f"{number:0100d}")
+        if number % 20 == 0:
+            opened.tend()
+    assert log.stat().st_size == length
+    opened.close()
+    again = database.Database(tmp_path / "db")
+    assert len(keys(again)) == 3 * database._FOLD_AFTER_COMMITS
+    tables = again.read(lambda c: c.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall())
+    assert tables == [("t",)]
+    assert again.read(lambda c: c.execute("PRAGMA user_version").fetchone()) == (7,)
+    again.close()
 
 
 def test_every_commit_is_synced(opened: database.Database) -> None:

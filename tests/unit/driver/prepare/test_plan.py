@@ -41,8 +41,10 @@ def test_the_entry_has_everything_that_the_answer_and_the_files_need() -> None:
     results = (wanted(GPU, request="a/b"), wanted(SECOND), wanted(GPU, request="watch", admin=True))
     claim_id = f"gpu.nearfield.dev/claim={REF.uid}-"
     node_id = "gpu.nearfield.dev/node=driver"
-    assert planned(*results) == plan.PreparePlan(
-        entry=ledger.Entry(
+    answer = planned(*results)
+    assert isinstance(answer, plan.PreparePlan)
+    assert (answer.entry, answer.columns, answer.displaced) == (
+        ledger.Entry(
             claim=REF,
             state=ledger.ClaimState.COMPLETED,
             boot_id=preparing.BOOT_ID,
@@ -53,7 +55,8 @@ def test_the_entry_has_everything_that_the_answer_and_the_files_need() -> None:
             results=results,
             cdi_ids=((claim_id + GPU, node_id), (claim_id + SECOND, node_id), (claim_id + GPU, node_id)),
         ),
-        displaced=(),
+        ledger.to_columns(answer.entry),
+        (),
     )
 
 

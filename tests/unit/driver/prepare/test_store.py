@@ -144,7 +144,9 @@ def test_a_displaced_holder_loses_that_device_only(records: Records) -> None:
     old = planned(1, 0, 1, boot_id="before")
     record.put(old, previous=None, timeout_s=5)
     new = planned(2, 0)
-    displacing = plan.PreparePlan(entry=new.entry, displaced=((preparing.NAMES[0], old.entry.claim.uid),))
+    displacing = plan.PreparePlan(
+        entry=new.entry, columns=new.columns, displaced=((preparing.NAMES[0], old.entry.claim.uid),)
+    )
     record.put(displacing, previous=None, timeout_s=5)
     assert {name: holder.claim for name, holder in record.holders(preparing.NAMES).items()} == {
         preparing.NAMES[0]: preparing.ref(2),
