@@ -75,6 +75,7 @@ class Store:
         self.published: dict[str, Any] = {}
         self.saves = 0
         self.fault: errors.RecordError | None = None
+        self.saving: Callable[[], None] = lambda: None
 
     def load_published(self) -> Mapping[str, Any]:
         if self.fault is not None:
@@ -84,6 +85,7 @@ class Store:
     def save_published(self, published: Mapping[str, Any]) -> None:
         if self.fault is not None:
             raise self.fault
+        self.saving()
         self.saves += 1
         self.published = copy.deepcopy(dict(published))
 
@@ -210,7 +212,7 @@ class Running:
         for _ in range(2):
             enough = self.agent.asked + 1
             self.publisher.notify()
-            until(functools.partial(self._asked, enough))
+            until(functools.partial(self.asked, enough))
 
-    def _asked(self, times: int) -> bool:
+    def asked(self, times: int) -> bool:
         return self.agent.asked >= times

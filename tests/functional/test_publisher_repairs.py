@@ -9,6 +9,7 @@ conflicts; a fight; two slices; leadership.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,18 @@ def test_all_gpus_are_published_once_and_belong_to_the_node(settled: Running) ->
     assert (state.ok, state.reason, state.slices, state.generation) == (True, None, 1, 1)
     assert list(state.addresses) == [device["name"] for device in body["spec"]["devices"]]
     assert settled.told.writes == [("create", "success")]
+
+
+def test_what_is_published_is_in_the_record_first(running: Running) -> None:
+    stood: list[int] = []
+    running.store.saving = lambda: stood.append(len(running.slices()))
+    running.start()
+    running.settled()
+    assert stood == [0]
+    running.change(*GPUS[:3])
+    until(lambda: len(running.listed()) == 3)
+    running.settled()
+    assert list(running.store.published) == running.listed()
 
 
 def test_a_node_without_gpus_has_one_empty_slice(running: Running) -> None:
@@ -278,14 +291,13 @@ def test_a_refusal_that_lasts_is_not_asked_for_at_full_speed(running: Running) -
     running.server.faults.inject(apiserver_faults.Refuse(403, "Forbidden"), verb="create")
     running.start()
     until(lambda: running.told.writes)
-    for index in range(20):
+    for index in range(12):
         # Other drivers' slices come and go meanwhile, and wake the publisher each time.
-        running.server.seed(
-            "resourceslices",
-            {"metadata": {"name": f"nic-{index}"}, "spec": {"driver": "nic.example.com", "nodeName": NODE}},
-        )
-    until(lambda: running.server.count("watch", "resourceslices") == 1)
-    assert len(running.told.writes) < 5
+        looked = running.agent.asked
+        spec = {"driver": "nic.example.com", "nodeName": NODE}
+        running.server.seed("resourceslices", {"metadata": {"name": f"nic-{index}"}, "spec": spec})
+        until(functools.partial(running.asked, looked + 1))
+    assert len(running.told.writes) < 10
 
 
 def test_a_hostile_editor_is_answered_for_ever_but_not_at_full_speed(settled: Running) -> None:
