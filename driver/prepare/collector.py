@@ -106,25 +106,35 @@ class Collector:
         self._look_at_all_s = float("-inf")
         self._doubts: dict[str, _Doubt] = {}
         self._complaints: dict[str, str] = {}
-        self._trouble = condition.Condition(logger, recovered="What is prepared is looked after again")
 
     def run(self) -> None:
-        """Look after files every few seconds, and look claims up every interval, until told to stop."""
+        """Look after files every few seconds until told to stop, and beside that, as the API server may take its time, look
+        claims up every interval.
+        """
+        threading.Thread(target=self._run_lookups, name="lookups", daemon=True).start()
+        trouble = condition.Condition(logger, recovered="What is prepared is looked after again")
+        while not self._stop.wait(self._look_after_s):
+            self._guarded(self.look_after, trouble)
+
+    def _run_lookups(self) -> None:
+        trouble = condition.Condition(logger, recovered="Prepared claims are looked up again")
         next_collection_s = self._clock() + self._interval_s
         while not self._stop.wait(self._look_after_s):
-            try:
-                self.look_after()
-                self.confirm()
-                if self._clock() >= next_collection_s:
-                    next_collection_s = self._clock() + self._interval_s
-                    self.collect()
-            except (OSError, RecordError) as error:
-                self._trouble.failed(f"What is prepared cannot be looked after: {error}")
-            except Exception:
-                # The loop is the last door: one bad round must not end the care for all claims.
-                logger.exception("What is prepared could not be looked after")
-            else:
-                self._trouble.passed()
+            self._guarded(self.confirm, trouble)
+            if self._clock() >= next_collection_s:
+                next_collection_s = self._clock() + self._interval_s
+                self._guarded(self.collect, trouble)
+
+    def _guarded(self, work: Callable[[], None], trouble: condition.Condition) -> None:
+        try:
+            work()
+        except (OSError, RecordError) as error:
+            trouble.failed(f"What is prepared cannot be looked after: {error}")
+        except Exception:
+            # The last door of the loop: one bad round must not end the care for all claims.
+            logger.exception("What is prepared could not be looked after")
+        else:
+            trouble.passed()
 
     def reconcile(self) -> None:
         """Bring files and record together at the start: a file whose row was lost gives it back, others without a row go,
@@ -180,10 +190,10 @@ class Collector:
         """Look every claim up once."""
         if not self._may_act():
             return
-        self._read_claims()
-        for doubted in self._doubts.keys() - self._claims.keys():
+        summaries = self._record.summaries()
+        for doubted in self._doubts.keys() - {summary.claim.uid for summary in summaries}:
             del self._doubts[doubted]
-        for summary in tuple(self._claims.values()):
+        for summary in summaries:
             if self._stop.wait(_GET_PAUSE_S) or not self._leadership.leads():
                 return
             self._look_up(summary.claim)

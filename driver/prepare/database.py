@@ -186,7 +186,8 @@ class Database:
                 self._writer.execute("CREATE TABLE filling (page)")
                 self._writer.execute("INSERT INTO filling VALUES (zeroblob(?))", (_LOG_BYTES,))
             finally:
-                self._writer.execute("ROLLBACK")
+                if self._writer.in_transaction:  # SQLite itself takes it back when the disk is full
+                    self._writer.execute("ROLLBACK")
             (version,) = self._writer.execute("PRAGMA user_version").fetchone()
             self._writer.execute(f"PRAGMA user_version={version}")
 

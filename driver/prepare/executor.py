@@ -153,7 +153,10 @@ class Executor:
         if len(refs) == 1:
             return {refs[0].uid: work(refs[0])}
         unique = tuple({ref.uid: ref for ref in reversed(refs)}.values())
-        answers: dict[values.ClaimUid, Answer | values.Failed] = {}
+        answers: dict[values.ClaimUid, Answer | values.Failed] = {
+            ref.uid: values.Failed(message=f"{ref}: internal error; the log of the agent on this node has the details")
+            for ref in unique
+        }
 
         def answer(ref: values.ClaimRef) -> None:
             answers[ref.uid] = work(ref)

@@ -74,6 +74,7 @@ class Store:
         self._opening = threading.Lock()
         self._database: database.Database | None = None
         self._inode: tuple[int, int] | None = None
+        self._openings = 0
         self._problem: str | None = "The record is not open yet"
         self._closed = False
 
@@ -170,8 +171,8 @@ class Store:
 
     def version(self) -> tuple[int, int]:
         """A value that changes whenever anybody changes the record."""
-        used = self._use()
-        return id(used), self._read(lambda c: int(c.execute("PRAGMA data_version").fetchone()[0]))
+        changes = self._read(lambda c: int(c.execute("PRAGMA data_version").fetchone()[0]))
+        return self._openings, changes
 
     def put(self, planned: plan.PreparePlan, *, previous: ledger.Entry | None, timeout_s: float) -> None:
         """Record a claim in the place of its `previous` entry, on disk when this returns. Fails where another claim has a
@@ -293,6 +294,7 @@ class Store:
                         raise
                     raise RecordError(f"The record {self.path} cannot be replaced: {error}") from error
                 self._inode = _inode(self.path)
+                self._openings += 1
                 self._problem = None
             return self._database
 
