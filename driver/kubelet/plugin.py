@@ -181,7 +181,7 @@ class PluginService:
             outcomes: Mapping[values.ClaimUid, _Outcome] = {}
             if refs:
                 try:
-                    outcomes = work(tuple(refs.values()), call)
+                    outcomes = dict(work(tuple(refs.values()), call))
                 except Exception as error:  # noqa: BLE001 -- the RPC door
                     failed = _unforeseen(method, error)
                     outcomes = dict.fromkeys(refs, failed)
