@@ -209,12 +209,10 @@ def _read(
     length = response.length
     if length is not None and length > max_bytes:
         raise TooLargeError(f"{length} bytes, more than {max_bytes}")
-    if length is not None and length <= _CHUNK:
-        return response.read()
     parts: list[bytes] = []
     size = 0
     # A server that sends a byte now and then must not outlive the limit, so it is looked at before every read.
-    while not response.isclosed():
+    while not response.isclosed() and response.length != 0:
         if connection.sock is not None:
             connection.sock.settimeout(_left(ends))
         part = response.read1(_CHUNK)
@@ -224,4 +222,8 @@ def _read(
         if not part:
             break
         parts.append(part)
+    if response.length:
+        raise http.client.IncompleteRead(b"".join(parts), response.length)
+    # read1 leaves it open at the end of a known length, and an open one refuses the next request on its connection.
+    response.close()
     return b"".join(parts)

@@ -51,7 +51,7 @@ class NodeFacts:
     def read(self) -> Mapping[str, Any]:
         """The Node as it is now. Raises ApiError."""
         try:
-            self._body = self._api.get_node(self._name, timeout_s=TIMEOUT_S)
+            body = self._api.get_node(self._name, timeout_s=TIMEOUT_S)
         except errors.ApiError as error:
             if error.reason is not errors.ApiReason.NOT_FOUND:
                 raise
@@ -61,17 +61,27 @@ class NodeFacts:
                 reason=errors.ApiReason.UNAVAILABLE,
                 status=error.status,
             ) from error
+        if _uid(body) is None:
+            # Something between us and the server spoke for it; what it said must not last five minutes.
+            raise errors.ApiError(
+                f"What was answered for Node {self._name} has no UID", reason=errors.ApiReason.UNAVAILABLE
+            )
+        self._body = body
         self._due = self._clock() + READ_EVERY_S
-        return self._body
+        return body
 
     def uid(self) -> str:
         """Its UID. Raises ApiError."""
-        metadata = self.look().get("metadata")
-        uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
-        if not isinstance(uid, str) or not uid:
-            raise errors.ApiError(f"Node {self._name} has no UID", reason=errors.ApiReason.OTHER)
+        uid = _uid(self.look())
+        assert uid is not None
         return uid
 
     def due_s(self) -> float:
         """In how many seconds it should be read again."""
         return max(0.0, self._due - self._clock())
+
+
+def _uid(body: Mapping[str, Any]) -> str | None:
+    metadata = body.get("metadata")
+    uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
+    return uid if isinstance(uid, str) and uid else None

@@ -153,9 +153,10 @@ def reaching(url: str, **more: Any) -> Iterator[client.KubeClient]:
         opened.close()
 
 
-def test_a_server_that_drips_does_not_outlive_the_limit() -> None:
+@pytest.mark.parametrize("length", [2000, 1_000_000])
+def test_a_server_that_drips_does_not_outlive_the_limit(length: int) -> None:
     def drip(connection: socket.socket, _number: int) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % length)
         gate = threading.Event()
         while not gate.wait(0.02):
             connection.sendall(b" ")
@@ -184,6 +185,7 @@ def test_a_server_that_drips_does_not_outlive_the_limit() -> None:
         (b"SSH-2.0-OpenSSH\r\n\r\n", "SSH"),
         (b"", "closed connection without response"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n{" + b" " * 100_000, "IncompleteRead"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", "headers"),
     ],
 )
@@ -238,6 +240,23 @@ def test_one_connection_serves_many_calls_and_a_closed_one_is_replaced() -> None
         for _ in range(3):
             kube.get_claim("ml", "c", timeout_s=T)
     assert served == [0, 0, 1]
+
+
+@pytest.mark.parametrize("size", [2, 64 * 1024, 200_000])
+def test_a_connection_is_kept_whatever_the_size_of_the_answer(size: int) -> None:
+    served: list[int] = []
+
+    def script(connection: socket.socket, number: int) -> None:
+        served.append(number)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n{%s}" % (size, b" " * (size - 2)))
+        if b"\r\n\r\n" in connection.recv(65536):
+            served.append(number)
+            connection.sendall(OK)
+
+    with raw_server.playing(script) as url, reaching(url) as kube:
+        for _ in range(2):
+            assert kube.get_claim("ml", "c", timeout_s=T) == {}
+    assert served == [0, 0]
 
 
 def test_a_kept_connection_that_breaks_under_a_get_is_replaced_once_and_under_a_write_is_not() -> None:

@@ -83,3 +83,13 @@ def test_a_node_without_a_uid_owns_nothing(body: dict[str, Any]) -> None:
     known.api.body = body
     with pytest.raises(errors.ApiError, match="no UID"):
         known.facts.uid()
+
+
+def test_an_answer_that_is_no_node_is_not_remembered() -> None:
+    known = Facts()
+    known.api.body = {"kind": "Status", "metadata": {}}
+    with pytest.raises(errors.ApiError) as caught:
+        known.facts.look()
+    assert caught.value.retryable
+    known.api.body = {"metadata": {"uid": "u1"}}
+    assert known.facts.uid() == "u1"
