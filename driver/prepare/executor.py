@@ -332,7 +332,8 @@ class Executor:
         if missing:
             raise ClaimError(
                 f"{ref}: {', '.join(missing)} is missing on this node: run `nvidia-smi` there, which makes device nodes, or "
-                "see what became of the NVIDIA driver"
+                "see what became of the NVIDIA driver",
+                retryable=True,  # nodes come one after the other while a driver is loaded
             )
 
     def _unwritable(self, ref: values.ClaimRef, error: OSError) -> ClaimError:

@@ -156,11 +156,10 @@ def test_admin_access_is_given_beside_a_user_and_does_not_keep_the_next_one_out(
             ),
             "fell off the bus",
         ),
-        (lambda agent: agent.nodes_path().unlink(), "/dev/nvidia0 is missing on this node"),
     ],
 )
 def test_what_cannot_pass_fails_at_once_and_leaves_nothing(tmp_path: Path, spoil: Any, expected: str) -> None:
-    agent = SpoiledAgent(tmp_path, wait_s=3600).start()
+    agent = Agent(tmp_path, wait_s=3600).start()
     claim = agent.api.allocate(ref(1), NAMES[0])
     spoil(agent)
     answer = agent.prepare(claim, seconds=7200)
@@ -169,17 +168,6 @@ def test_what_cannot_pass_fails_at_once_and_leaves_nothing(tmp_path: Path, spoil
     assert agent.prepared_uids() == set()
     assert agent.claim_files() == set()
     agent.stop()
-
-
-class SpoiledAgent(Agent):
-    """An agent whose first device node a test can take away."""
-
-    def __init__(self, node: Path, **options: Any) -> None:
-        super().__init__(node, **options)
-        self._dev = node / "dev"
-
-    def nodes_path(self) -> Path:
-        return self._dev / "nvidia0"
 
 
 def test_one_bad_claim_does_not_stop_the_good_one_beside_it(agent: Agent) -> None:
@@ -226,6 +214,37 @@ def test_a_claim_waits_for_the_api_server(tmp_path: Path) -> None:
     agent.executor.wake()
     thread.join(20)
     assert isinstance(answers[0], values.Prepared)
+    agent.stop()
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_claim_waits_for_its_device_node_which_a_driver_makes_while_it_is_loaded(
+    tmp_path: Path, repeat: bool
+) -> None:
+    agent = Agent(tmp_path, wait_s=3600).start()
+    claim = agent.api.allocate(ref(1), NAMES[0])
+    if repeat:
+        agent.prepare(claim)
+    node = tmp_path / "dev" / "nvidia0"
+    node.unlink()
+    thread, answers = in_thread(lambda: agent.prepare(claim, seconds=7200))
+    thread.join(0.2)
+    assert thread.is_alive()
+    node.touch()
+    agent.executor.wake()
+    thread.join(20)
+    assert isinstance(answers[0], values.Prepared)
+    agent.stop()
+
+
+def test_a_device_node_that_stays_away_is_named(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, wait_s=0.1).start()
+    (tmp_path / "dev" / "nvidia0").unlink()
+    answer = agent.prepare(agent.api.allocate(ref(1), NAMES[0]))
+    assert isinstance(answer, values.Failed)
+    assert "/dev/nvidia0 is missing on this node" in answer.message
+    assert agent.prepared_uids() == set()
+    assert agent.claim_files() == set()
     agent.stop()
 
 
