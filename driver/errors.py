@@ -5,6 +5,7 @@ DriverError
 +-- ConfigError       argv, environment or configuration file: exit status 2 at start
 +-- ClaimError        one claim cannot be served; `retryable` says whether waiting may help
 +-- RecordError       the record of prepared claims cannot be used now
++-- StateLostError    the state folder was removed under the agent
 +-- SocketError       a socket cannot be had (path too long, taken by a live process)
 +-- ApiError          the API server; see ApiReason
 """
@@ -40,6 +41,10 @@ class RecordError(DriverError):
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+class StateLostError(DriverError):
+    """What the locks lie in is gone: two instances would not see each other any more, so the agent has to start anew."""
 
 
 class SocketError(DriverError):

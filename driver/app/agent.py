@@ -176,6 +176,10 @@ class Agent:
             health=health,
             observer=metrics,
         )
+        if self._stop.is_set():
+            return
+        # Kubelet hears of the end first: what faces the API server may hang in it.
+        stack.callback(self._stop_outside)
         kubelet.start()
         stack.callback(kubelet.stop)
         kubelet.registration()
@@ -199,14 +203,13 @@ class Agent:
             stop=self._stop,
             fail=self._fail,
         )
-        stack.callback(self._stop_outside)
         self._spawn("outside", lambda: self._start_outside(parts))
 
     def _spawn(self, name: str, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 work()
-            except ConfigError as error:
+            except DriverError as error:
                 self._fail(error)
             except Exception as error:
                 logger.exception("Thread %s ended", name)
@@ -215,7 +218,7 @@ class Agent:
         threading.Thread(target=guarded, name=name, daemon=True).start()
 
     def _fail(self, error: Exception) -> None:
-        """End the agent because of an error that a person must mend, or of a defect; kubelet starts it again."""
+        """End the agent because of an error that a person or a new start must mend, or of a defect; kubelet starts it again."""
         if self._failure is None:
             self._failure = error
         self._stop.set()

@@ -68,7 +68,6 @@ class Outside:
 
     def stop(self) -> None:
         """End in reverse."""
-        self._state.stopping.set()
         with self._connected:
             self._publishing.stop()
             self._parts.recorder.stop()

@@ -29,7 +29,7 @@ class AgentState:
         self._kubelet = parts.kubelet
         self._publishing = publishing
         self._api_problem: str | None = "The client of the API server is being set up"
-        self.stopping = threading.Event()
+        self._stopping = parts.stop
 
     def api(self, problem: str | None) -> None:
         """Why there is no client of the API server; None once there is one."""
@@ -59,7 +59,7 @@ class AgentState:
 
     def healthz(self) -> tuple[bool, Sequence[str]]:
         """Whether this process can serve kubelet. What a restart would not mend is no reason."""
-        if self.stopping.is_set():
+        if self._stopping.is_set():
             return False, ["The agent is stopping"]
         return True, []
 
@@ -67,7 +67,7 @@ class AgentState:
         """Whether pods can get GPUs here: kubelet has the driver, the record is usable, the slices stand."""
         missing: list[str] = []
         notes: list[str] = []
-        if self.stopping.is_set():
+        if self._stopping.is_set():
             missing.append("The agent is stopping")
         registration = self._kubelet.status()
         if not registration.registered:

@@ -12,6 +12,11 @@ import click
 from driver import config
 from driver.cli import run_options
 
+STOP_S = 1.8
+"""From the signal to the end, whatever hangs in it: a disk, a mount, a server that takes requests and never answers. Nothing
+is lost by an end without ceremony, as it could come at any moment; only sockets may stay, for the next start to remove.
+"""
+
 EXIT_S = 0.5
 """How long the interpreter may take to end once everything was stopped."""
 
@@ -49,14 +54,24 @@ def command(**values: str | None) -> int:
     from driver.app import agent
 
     running = agent.Agent(settings, agent_config, prober)
+
+    def stop(*_: object) -> None:
+        _end_in(STOP_S, 0)
+        running.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: running.stop())
+        signal.signal(number, stop)
     status = 1
     try:
         status = running.run()
     finally:
         # The interpreter joins gRPC's worker threads before it ends; a call that hangs in a dead disk must not keep it.
-        last = threading.Timer(EXIT_S, os._exit, (status,))
-        last.daemon = True
-        last.start()
+        _end_in(EXIT_S, status)
     return status
+
+
+def _end_in(seconds: float, status: int) -> None:
+    """End the process then, if it has not ended by itself."""
+    last = threading.Timer(seconds, os._exit, (status,))
+    last.daemon = True
+    last.start()

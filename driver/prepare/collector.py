@@ -109,11 +109,12 @@ class Collector:
 
     def run(self) -> None:
         """Look after files every few seconds until told to stop, and beside that, as the API server may take its time, look
-        claims up every interval.
+        claims up every interval. Raises StateLostError.
         """
         threading.Thread(target=self._run_lookups, name="lookups", daemon=True).start()
         trouble = condition.Condition(logger, recovered="What is prepared is looked after again")
         while not self._stop.wait(self._look_after_s):
+            self._record.require_place()
             self._guarded(self.look_after, trouble)
 
     def _run_lookups(self) -> None:

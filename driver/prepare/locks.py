@@ -214,7 +214,17 @@ class SharedLock:
     """One lock that every instance holds shared while it lives, and that one may hold alone for a moment."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._fd = _open(path)
+
+    def in_place(self) -> bool:
+        """Whether the file that is locked still lies where other instances look for it. True where that cannot be told."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
 
     def share(self) -> bool:
         """Hold it shared, also after `take_alone`. False when another instance holds it alone."""

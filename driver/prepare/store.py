@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from driver import values
-from driver.errors import RecordError
+from driver.errors import RecordError, StateLostError
 from driver.prepare import crashpoints, database, ledger, locks, plan, recordfile, schema
 from driver.prepare.crashpoints import Point
 
@@ -89,6 +89,14 @@ class Store:
     def problem(self) -> str | None:
         """Why the record could not be used when that was last tried, None if it could."""
         return self._problem
+
+    def require_place(self) -> None:
+        """Raise StateLostError where the state folder was removed or replaced while the agent runs."""
+        if not self._closed and not self._lock.in_place():
+            raise StateLostError(
+                f"The state folder {self.path.parent} was removed or replaced under the running agent, which has to start "
+                "anew; prepared claims are found again in their CDI files"
+            )
 
     def look_after(self) -> str | None:
         """What is to do every few seconds: open it if it is not, replace it if the file was taken away under us, tend its
