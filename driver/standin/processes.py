@@ -73,7 +73,7 @@ class KubeletProcess:
                     *(sys.executable, "-m", "driver.standin.kubelet"),
                     *("--kubelet-dir", str(kubelet_dir)),
                     *("--api-server", api.url),
-                    *("--token", api.token),
+                    f"--token={api.token}",  # it may begin with a dash
                     *("--node-name", node_name),
                 ],
                 stdin=subprocess.PIPE,
