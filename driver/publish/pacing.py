@@ -64,10 +64,11 @@ class WriteBudget:
         self._left = float(burst)
         self._at = clock()
 
-    def wait_s(self) -> float:
-        """How long until a change may begin; 0: now."""
+    def wait_s(self, *, urgent: bool = False) -> float:
+        """How long until a change may begin; 0: now. An urgent one may go as far into debt as the burst is long."""
         self._refill()
-        return 0.0 if self._left >= 1 else (1 - self._left) * self._refill_s
+        least = 1 - self._burst if urgent else 1
+        return 0.0 if self._left >= least else (least - self._left) * self._refill_s
 
     def spend(self) -> None:
         """A write was made. A change of several slices is never cut in the middle: it may leave a debt."""

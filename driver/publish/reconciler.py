@@ -134,6 +134,7 @@ class Reconciler:
         self._seen_generation = 0
         self._salt = 0
         self._names_taken = 0
+        self._written: _Aim | None = None
         self._blocked_until = 0.0
         self._soon = pacing.Backoff(first_s=0.05, most_s=5.0)
         self._later = pacing.Backoff(first_s=1.0, most_s=60.0)
@@ -253,14 +254,19 @@ class Reconciler:
         if wrong:
             shown = "; ".join(wrong[:3])
             return self.troubled(f"The slices were not sent, the API would refuse them: {shown}"), None
-        if (wait_s := self._budget.wait_s()) > 0:
+        # News of our own (a device is lost, another driver offers it too) does not wait for what somebody else made of the old.
+        news = self._written is None or aim.listed != self._written.listed
+        if (wait_s := self._budget.wait_s(urgent=news)) > 0:
             reason = (
-                f"Somebody changes the ResourceSlices of driver {self._place.driver_name} again and again; "
+                f"The ResourceSlices of driver {self._place.driver_name} were written too often of late; the next change waits"
+                if news
+                else f"Somebody changes the ResourceSlices of driver {self._place.driver_name} again and again; "
                 "look for another publisher of this driver on this node"
             )
             return self.troubled(reason), wait_s
         self._save({**(self._published or {}), **_present(aim.listed)})
         self._writing.run(plan)
+        self._written = aim
         self._names_taken = 0
         return self._last, 0
 

@@ -314,6 +314,19 @@ def test_a_hostile_editor_is_answered_for_ever_but_not_at_full_speed(settled: Ru
     settled.settled()
 
 
+def test_news_of_our_own_does_not_wait_for_a_hostile_editor_to_rest(settled: Running) -> None:
+    settled.restart(timing=pacing.Timing(writes_at_once=2, write_every_s=3600))
+    settled.settled()
+    right = settled.spec()
+    for _ in range(2):
+        settled.server.edit("resourceslices", settled.only_name(), edit)
+        until(lambda: settled.spec() == right)
+    settled.server.edit("resourceslices", settled.only_name(), edit)
+    until(lambda: "again and again" in (settled.publisher.state().reason or ""))
+    settled.change(publishing.gpu(0x77))
+    until(lambda: settled.listed() == ["gpu-0000-77-00-0"])
+
+
 def generations(running: Running) -> list[int]:
     return [body["spec"]["pool"]["generation"] for body in running.slices()]
 

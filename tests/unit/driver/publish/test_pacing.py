@@ -32,6 +32,16 @@ def test_a_budget_lets_a_burst_pass_and_then_a_trickle_that_never_ends() -> None
     assert budget.wait_s() > 0
 
 
+def test_what_is_urgent_may_go_into_debt_but_not_without_end() -> None:
+    now = 0.0
+    budget = pacing.WriteBudget(burst=3, refill_s=10.0, clock=lambda: now)
+    for _ in range(6):
+        assert budget.wait_s(urgent=True) == 0
+        budget.spend()
+    assert 9.9 < budget.wait_s(urgent=True) <= 10.0
+    assert 39.9 < budget.wait_s() <= 40.0
+
+
 def test_a_change_of_several_slices_may_leave_a_debt() -> None:
     now = 0.0
     budget = pacing.WriteBudget(burst=1, refill_s=10.0, clock=lambda: now)
