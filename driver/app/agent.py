@@ -18,26 +18,13 @@ from typing import TYPE_CHECKING
 from discovery import child, sysfs
 from discovery.errors import SourceError
 from driver import config, inventory
-from driver.app import hardware, late, reports
+from driver.app import hardware, late, reports, room
 from driver.errors import ConfigError, DriverError
 from driver.kube import events
 from driver.kubelet import server
 from driver.observe import listen
 from driver.observe.metrics import Metrics
-from driver.prepare import (
-    cdi,
-    cdidir,
-    collector,
-    devnodes,
-    epoch,
-    executor,
-    files,
-    index,
-    locks,
-    nodespec,
-    rootfs,
-    store,
-)
+from driver.prepare import executor, files
 
 if TYPE_CHECKING:
     from driver.app import outside
@@ -53,15 +40,11 @@ class Parts:
     agent_config: config.AgentConfig
     prober: child.Prober
     readings: inventory.Inventory
-    record: store.Store
-    leadership: epoch.Epoch
-    node_spec: nodespec.NodeSpec
-    answers: executor.Executor
+    claims: room.PrepareRoom
     kubelet: server.KubeletServer
     metrics: Metrics
     recorder: events.EventRecorder
     listeners: Mapping[str, socket.socket]
-    claim_reader: late.LateClaimReader
     health: late.LateHealth
     stop: threading.Event
     fail: Callable[[Exception], None]
@@ -101,7 +84,7 @@ class Agent:
         self._make_state_directory()
         metrics = Metrics(pool=settings.node_name)
         recorder = events.EventRecorder(component=settings.driver_name, host=settings.node_name, observer=metrics)
-        told = reports.Reports(metrics, recorder)
+        told = reports.Reports(metrics, recorder, released=self._notify)
         listeners = {
             option: listen.bind(address, option=option)
             for option, address in (("--http", settings.http), ("--inspect", settings.inspect))
@@ -115,64 +98,15 @@ class Agent:
         stack.callback(readings.stop)
         self._spawn("hardware", lambda: self._read_hardware(readings))
 
-        dialect = cdi.Dialect(driver=settings.driver_name, mock=settings.mock is not None)
-        node = executor.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
-        directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect)
-        record = store.Store(
-            settings.state_dir,
-            boot_id=boot_id,
-            salvage=lambda: directory.entries(boot_id=boot_id),
-            reports=told,
-        )
-        stack.callback(record.close)
-        leadership = epoch.Epoch(settings.state_dir)
-        stack.callback(leadership.close)
-        claim_locks = locks.Locks(settings.state_dir, stop=self._stop)
-        nodes = devnodes.DeviceNodes(hardware.source(settings).dev, mock=settings.mock is not None)
-        node_spec = nodespec.NodeSpec(
-            directory,
-            dialect=dialect,
-            root=rootfs.DriverRoot(settings.driver_root, mount=settings.driver_root_mount),
-            nodes=nodes,
-            node_locks=claim_locks,
-            driver_version=lambda: _driver_version(readings),
-        )
-        claim_reader = late.LateClaimReader()
+        claims = room.build(settings, boot_id=boot_id, readings=readings, told=told, stop=self._stop, stack=stack)
+        claims.open()
         health = late.LateHealth()
-        answers = executor.Executor(
-            node,
-            record=record,
-            directory=directory,
-            node_spec=node_spec,
-            nodes=nodes,
-            claim_locks=claim_locks,
-            reader=claim_reader,
-            index=index.InventoryIndex(readings.state),
-            reports=told,
-            stop=self._stop,
-        )
-        care = collector.Collector(
-            node,
-            record=record,
-            directory=directory,
-            node_spec=node_spec,
-            claim_locks=claim_locks,
-            reader=claim_reader,
-            unpreparer=answers,
-            leadership=leadership,
-            reports=told,
-            stop=self._stop,
-            interval_s=settings.collect_interval_s,
-        )
-        record.open()
-        leadership.take(record)
-        care.reconcile()
         kubelet = server.KubeletServer(
             driver_name=settings.driver_name,
             registry_dir=settings.registry_dir,
             plugin_dir=settings.plugin_dir,
             pod_uid=settings.pod_uid,
-            preparer=answers,
+            preparer=claims.executor,
             health=health,
             observer=metrics,
         )
@@ -182,23 +116,20 @@ class Agent:
         stack.callback(self._stop_outside)
         kubelet.start()
         stack.callback(kubelet.stop)
+        stack.callback(claims.executor.wake)
         kubelet.registration()
-        self._spawn("collector", care.run)
-        self._spawn("watcher", lambda: self._wake(readings, answers))
+        self._spawn("collector", claims.collector.run)
+        self._spawn("watcher", lambda: self._wake(readings, claims.executor))
         parts = Parts(
             settings=settings,
             agent_config=self._config,
             prober=self._prober,
             readings=readings,
-            record=record,
-            leadership=leadership,
-            node_spec=node_spec,
-            answers=answers,
+            claims=claims,
             kubelet=kubelet,
             metrics=metrics,
             recorder=recorder,
             listeners=listeners,
-            claim_reader=claim_reader,
             health=health,
             stop=self._stop,
             fail=self._fail,
@@ -251,8 +182,12 @@ class Agent:
             if changes != seen:
                 seen = changes
                 answers.wake()
-                if self._outside is not None:
-                    self._outside.notify()
+                self._notify()
+
+    def _notify(self) -> None:
+        """What should be published may have changed: the hardware, or whether somebody holds a device that is gone."""
+        if self._outside is not None:
+            self._outside.notify()
 
     def _make_state_directory(self) -> None:
         try:
@@ -270,9 +205,3 @@ def _boot_id(settings: config.Settings) -> str:
     if boot_id is None:
         raise DriverError(f"There is no boot id below {settings.procfs} (sys/kernel/random/boot_id): is it a procfs?")
     return boot_id
-
-
-def _driver_version(readings: inventory.Inventory) -> str | None:
-    """The version of the loaded NVIDIA driver as it was last read."""
-    snapshot = readings.snapshot()
-    return None if snapshot is None or snapshot.nvidia_driver is None else snapshot.nvidia_driver.version

@@ -36,9 +36,9 @@ class Outside:
             driver_name=parts.settings.driver_name,
             node_name=parts.settings.node_name,
             wanted_now=self._wanted,
-            may_write=parts.leadership.leads,
-            holders=parts.record.held_devices,
-            store=parts.record,
+            may_write=parts.claims.leadership.leads,
+            holders=parts.claims.record.held_devices,
+            store=parts.claims.record,
             events=parts.recorder,
             observer=parts.metrics,
             allow_coexistence=parts.settings.allow_coexistence,
@@ -95,7 +95,7 @@ class Outside:
             if parts.stop.wait(API_RETRY_S):
                 return
         self._state.api(None)
-        parts.claim_reader.set(api)
+        parts.claims.reader.set(api)
         with self._connected:
             if not parts.stop.is_set():
                 parts.recorder.start(api)

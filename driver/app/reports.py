@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from driver import values
 from driver.observe.metrics import Metrics
+from driver.prepare import executor
 
 
 class Recorder(Protocol):
@@ -22,13 +24,17 @@ class Recorder(Protocol):
 class Reports:
     """The one who is told, for executor, collector and record."""
 
-    def __init__(self, metrics: Metrics, events: Recorder) -> None:
+    def __init__(self, metrics: Metrics, events: Recorder, *, released: Callable[[], None]) -> None:
+        """`released` is called after a claim let go of its devices."""
         self._metrics = metrics
         self._events = events
+        self._released = released
 
     def claim_done(self, *, operation: str, result: str, seconds: float) -> None:
         """A claim was answered."""
         self._metrics.claim_done(operation=operation, result=result, seconds=seconds)
+        if (operation, result) == (executor.UNPREPARE, executor.DONE):
+            self._released()
 
     def prepare_failed(self, claim: values.ClaimRef, *, message: str) -> None:
         """A claim could not be prepared: said on the claim, as kubelet says it on the pod only."""

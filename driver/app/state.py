@@ -24,8 +24,8 @@ class AgentState:
     def __init__(self, parts: Parts, publishing: publisher.Publisher) -> None:
         self._node_name = parts.settings.node_name
         self._hardware = parts.readings
-        self._record = parts.record
-        self._node_spec = parts.node_spec
+        self._record = parts.claims.record
+        self._node_spec = parts.claims.node_spec
         self._kubelet = parts.kubelet
         self._publishing = publishing
         self._api_problem: str | None = "The client of the API server is being set up"

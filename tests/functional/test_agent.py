@@ -192,6 +192,12 @@ def test_gpu_that_falls_off_the_bus_stays_while_it_is_held_and_leaves_after(node
     answer = kubelet.prepare(DRIVER, [late])[late.uid]
     assert isinstance(answer, values.Failed)
 
+    # Who was prepared is let go, and so is its place in the slices once no claim is allocated to it either.
+    node.api.remove("resourceclaims", f"{agents.NAMESPACE}/c1")
+    node.api.remove("resourceclaims", f"{agents.NAMESPACE}/c2")
+    assert isinstance(kubelet.unprepare(DRIVER, [claim])[claim.uid], values.Unprepared)
+    assert held not in {device["name"] for device in node.wait_for_devices(6)}
+
     faults.apply(node.mock_dir, [])
     healed = {device["name"]: device for device in node.wait_for_devices(8)}
     agents.until(lambda: all("taints" not in device for device in node.devices()), "no taint")

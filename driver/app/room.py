@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prepare room as one thing: record, CDI files, locks and what works on them, built for the settings of an agent."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+
+from driver import config, inventory
+from driver.app import hardware, late, reports
+from driver.prepare import (
+    cdi,
+    cdidir,
+    collector,
+    devnodes,
+    epoch,
+    executor,
+    index,
+    locks,
+    nodespec,
+    rootfs,
+    store,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareRoom:
+    """What serves claims. `reader` gets its client of the API server later."""
+
+    record: store.Store
+    leadership: epoch.Epoch
+    node_spec: nodespec.NodeSpec
+    reader: late.LateClaimReader
+    executor: executor.Executor
+    collector: collector.Collector
+
+    def open(self) -> None:
+        """Open the record, take a place among the instances, bring files and rows together."""
+        self.record.open()
+        self.leadership.take(self.record)
+        self.collector.reconcile()
+
+
+def build(
+    settings: config.Settings,
+    *,
+    boot_id: str,
+    readings: inventory.Inventory,
+    told: reports.Reports,
+    stop: threading.Event,
+    stack: contextlib.ExitStack,
+) -> PrepareRoom:
+    """Build the room; what it holds open is closed by `stack`. Nothing is read or written yet but lock files."""
+    dialect = cdi.Dialect(driver=settings.driver_name, mock=settings.mock is not None)
+    node = executor.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
+    directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect)
+    record = store.Store(
+        settings.state_dir,
+        boot_id=boot_id,
+        salvage=lambda: directory.entries(boot_id=boot_id),
+        reports=told,
+    )
+    stack.callback(record.close)
+    leadership = epoch.Epoch(settings.state_dir)
+    stack.callback(leadership.close)
+    claim_locks = locks.Locks(settings.state_dir, stop=stop)
+    nodes = devnodes.DeviceNodes(hardware.source(settings).dev, mock=settings.mock is not None)
+    node_spec = nodespec.NodeSpec(
+        directory,
+        dialect=dialect,
+        root=rootfs.DriverRoot(settings.driver_root, mount=settings.driver_root_mount),
+        nodes=nodes,
+        node_locks=claim_locks,
+        driver_version=lambda: _driver_version(readings),
+    )
+    reader = late.LateClaimReader()
+    answers = executor.Executor(
+        node,
+        record=record,
+        directory=directory,
+        node_spec=node_spec,
+        nodes=nodes,
+        claim_locks=claim_locks,
+        reader=reader,
+        index=index.InventoryIndex(readings.state),
+        reports=told,
+        stop=stop,
+    )
+    care = collector.Collector(
+        node,
+        record=record,
+        directory=directory,
+        node_spec=node_spec,
+        claim_locks=claim_locks,
+        reader=reader,
+        unpreparer=answers,
+        leadership=leadership,
+        reports=told,
+        stop=stop,
+        interval_s=settings.collect_interval_s,
+    )
+    return PrepareRoom(
+        record=record,
+        leadership=leadership,
+        node_spec=node_spec,
+        reader=reader,
+        executor=answers,
+        collector=care,
+    )
+
+
+def _driver_version(readings: inventory.Inventory) -> str | None:
+    """The version of the loaded NVIDIA driver as it was last read."""
+    snapshot = readings.snapshot()
+    return None if snapshot is None or snapshot.nvidia_driver is None else snapshot.nvidia_driver.version
