@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from discovery import child, sysfs
 from discovery.errors import SourceError
 from driver import config, inventory
-from driver.app import hardware, late, reports, room
+from driver.app import hardware, late, parts, reports, room
 from driver.errors import ConfigError, DriverError
 from driver.kube import events
 from driver.kubelet import server
@@ -30,25 +28,6 @@ if TYPE_CHECKING:
     from driver.app import outside
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What serves kubelet, for those who tell the API server and people about it."""
-
-    settings: config.Settings
-    agent_config: config.AgentConfig
-    prober: child.Prober
-    readings: inventory.Inventory
-    claims: room.PrepareRoom
-    kubelet: server.KubeletServer
-    metrics: Metrics
-    recorder: events.EventRecorder
-    listeners: Mapping[str, socket.socket]
-    health: late.LateHealth
-    stop: threading.Event
-    fail: Callable[[Exception], None]
-    """Ends the agent because of an error that a person must mend."""
 
 
 class Agent:
@@ -120,7 +99,7 @@ class Agent:
         kubelet.registration()
         self._spawn("collector", claims.collector.run)
         self._spawn("watcher", lambda: self._wake(readings, claims.executor))
-        parts = Parts(
+        built = parts.Parts(
             settings=settings,
             agent_config=self._config,
             prober=self._prober,
@@ -134,7 +113,7 @@ class Agent:
             stop=self._stop,
             fail=self._fail,
         )
-        self._spawn("outside", lambda: self._start_outside(parts))
+        self._spawn("outside", lambda: self._start_outside(built))
 
     def _spawn(self, name: str, work: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -160,13 +139,13 @@ class Agent:
         if not self._stop.is_set():
             readings.start()
 
-    def _start_outside(self, parts: Parts) -> None:
+    def _start_outside(self, built: parts.Parts) -> None:
         """What faces the API server and people: imported only now that kubelet is served."""
         from driver.app import outside  # noqa: PLC0415
 
         with self._outside_lock:
             if not self._stop.is_set():
-                self._outside = outside.Outside(parts)
+                self._outside = outside.Outside(built)
                 self._outside.start()
 
     def _stop_outside(self) -> None:

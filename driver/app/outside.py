@@ -10,7 +10,7 @@ import threading
 
 from driver import config
 from driver.app import state
-from driver.app.agent import Parts
+from driver.app.parts import Parts
 from driver.errors import ConfigError, DriverError
 from driver.kube import client
 from driver.observe import http, pages

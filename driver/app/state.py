@@ -10,7 +10,7 @@ from typing import Protocol
 
 from discovery import draw, model
 from driver import inventory, values
-from driver.app.agent import Parts
+from driver.app.parts import Parts
 from driver.errors import RecordError
 from driver.observe import gauges, page
 from driver.publish import health, publisher

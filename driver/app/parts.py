@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What serves kubelet, as one value for those who tell the API server and people about it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from discovery import child
+from driver import config, inventory
+from driver.app import late, room
+from driver.kube import events
+from driver.kubelet import server
+from driver.observe.metrics import Metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """All of it is up and serving."""
+
+    settings: config.Settings
+    agent_config: config.AgentConfig
+    prober: child.Prober
+    readings: inventory.Inventory
+    claims: room.PrepareRoom
+    kubelet: server.KubeletServer
+    metrics: Metrics
+    recorder: events.EventRecorder
+    listeners: Mapping[str, socket.socket]
+    health: late.LateHealth
+    stop: threading.Event
+    fail: Callable[[Exception], None]
+    """Ends the agent because of an error that a person must mend."""
