@@ -225,7 +225,7 @@ def test_a_crash_ends_the_process_that_called(tmp_path: Path, number: signal.Sig
     assert subprocess.run([sys.executable, "-c", program, tmp_path], check=False, capture_output=True).returncode == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.sampled_from(ANY_FAULTS), max_size=4), min_size=1, max_size=4))
 def test_a_fault_that_heals_leaves_nothing_behind(tmp_path: Path, steps: list[list[Fault]]) -> None:
     """Through any sequence of faults, and back: the tree is the recorded one, to the byte."""

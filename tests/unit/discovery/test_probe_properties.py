@@ -79,7 +79,7 @@ class Planter:
 
 
 @given(MACHINES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 def test_any_tree_is_a_sound_snapshot(machines: list[tuple[str, list[object]]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         tree = pcitree.Tree(Path(directory))

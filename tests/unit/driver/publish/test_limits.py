@@ -270,7 +270,7 @@ DEVICE_KEYS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["devices", "pool", "driver", "sharedCounters", "nodeSelector", "allNodes"]), JSON),
     st.lists(st.dictionaries(st.sampled_from(DEVICE_KEYS), JSON | st.just({"value": JSON}), max_size=4), max_size=2),
