@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from discovery import model
 from discovery.address import PciAddress
@@ -111,6 +111,20 @@ def semver(text: str) -> Version | None:
 def cut(text: str) -> str:
     """The text, cut between characters to the length that the API allows."""
     return text.encode("utf-8", "replace")[: syntax.MAX_VALUE_BYTES].decode("utf-8", "ignore")
+
+
+def without_lists(device: Device) -> Device:
+    """The device as a server without DRAListTypeAttributes can store it: numaNode is the node itself, which a list begins
+    with, and what has no other form than a list is left out.
+    """
+    return replace(
+        device,
+        attributes={
+            name: value[0] if isinstance(value, tuple) else value
+            for name, value in device.attributes.items()
+            if not isinstance(value, tuple) or name == attributes.NUMA_NODE
+        },
+    )
 
 
 def _finding(code: str, severity: model.Severity, gpu: model.Gpu, message: str) -> model.Finding:

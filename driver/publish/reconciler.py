@@ -155,6 +155,8 @@ class Reconciler:
         """Compare and write once. Raises RecordError."""
         now = self._ask.wanted_now()
         if isinstance(now, wanted.Undecided):
+            # What stood there before the start is still offered, and kubelet is to hear that its health is not known.
+            self._last = replace(self._last, devices=tuple(self._load().values()))
             return self.troubled(now.reason), None
         view = self._mirror.view()
         if view is None:
@@ -168,7 +170,7 @@ class Reconciler:
             return self._last, blocked_s
         try:
             return self._pursue(self._aim(now, view), ours)
-        except (writer.LostLeadershipError, writer.TaintsLostError):
+        except (writer.LostLeadershipError, writer.FieldsLostError):
             return self._last, 0
         except errors.ApiError as error:
             return self._failed(error)
@@ -207,6 +209,16 @@ class Reconciler:
             message = self._tell_taints(looked.names)
             aim.findings.append(self._finding("taints-not-kept", message))
             aim.reason = aim.reason or message
+        if aim.listed and self._writing.keeps_lists(view.connection) is False:
+            scalars = tuple(devices.without_lists(device) for device in aim.listed)
+            if scalars != aim.listed:
+                message = (
+                    "This API server takes no lists for attributes, so numaNode is published as one number and pcieSwitches "
+                    "not at all; turn on DRAListTypeAttributes, or take them out of the configuration file"
+                )
+                aim.listed = scalars
+                aim.findings.append(self._finding("lists-not-kept", message))
+                aim.reason = aim.reason or message
         conflict_s = self._conflict_until - self._clock() if self._conflict is not None else None
         aim.again_s = _soonest(looked.again_s, self._facts.due_s(), conflict_s)
         return aim
@@ -264,6 +276,7 @@ class Reconciler:
                 "look for another publisher of this driver on this node"
             )
             return self.troubled(reason), wait_s
+        self._writing.rehearse(plan)
         self._save({**(self._published or {}), **_present(aim.listed)})
         self._writing.run(plan)
         self._written = aim

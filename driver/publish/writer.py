@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries out the writes of a plan, and finds out what the server does not keep.
 
-Fields whose feature is off at the server vanish without a word, so a slice with taints is sent with dryRun=All first, on
-every connection anew (behind one address there may be servers of two versions), and every real reply is compared with what
-was sent. A difference that is no lost taint is taken note of and accepted: writing it again would not help, and would go
-on for ever.
+Fields whose feature is off at the server vanish without a word, so a slice with taints or with lists for attributes is sent
+with dryRun=All first, on every connection anew (behind one address there may be servers of two versions), and every real
+reply is compared with what was sent. Of an attribute that loses its list nothing is left, and the server refuses the slice
+for that. A difference that is no lost taint is taken note of and accepted: writing it again would not help, and would go on
+for ever.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class LostLeadershipError(Exception):
     """Another instance of the agent writes now."""
 
 
-class TaintsLostError(Exception):
-    """The server keeps no taints: what should be listed has to be thought over."""
+class FieldsLostError(Exception):
+    """The server keeps no taints, or no lists: what should be listed has to be thought over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,22 @@ class Writer:
         """The highest pool generation that the server has stored for us, also where it was deleted before we looked."""
         self._connection = 0
         self._taints: bool | None = None
+        self._lists: bool | None = None
         self._accepted: dict[str, Accepted] = {}
 
     def keeps_taints(self, connection: int) -> bool | None:
         """Whether the server behind a connection keeps taints; None: not yet tried."""
-        if connection != self._connection:
-            self._connection, self._taints = connection, None
+        self._meet(connection)
         return self._taints
+
+    def keeps_lists(self, connection: int) -> bool | None:
+        """Whether the server behind a connection keeps attributes that are lists; None: not yet tried."""
+        self._meet(connection)
+        return self._lists
+
+    def _meet(self, connection: int) -> None:
+        if connection != self._connection:
+            self._connection, self._taints, self._lists = connection, None, None
 
     @property
     def altered(self) -> tuple[str, ...]:
@@ -99,12 +109,11 @@ class Writer:
         return entry is not None and wire.equal(wanted["spec"], entry.sent) and wire.equal(stored["spec"], entry.stored)
 
     def run(self, plan: slices.Plan) -> None:
-        """Do all writes of a plan in order.
+        """Do all writes of a plan in order, after `rehearse`.
 
         Raises ApiError as soon as one fails, LostLeadershipError before a write that is not ours to make any more,
-        TaintsLostError when the server turns out to keep none. What was done stands in the mirror.
+        FieldsLostError when the server turns out to keep no taints. What was done stands in the mirror.
         """
-        self._try_taints(plan)
         for action in plan.actions:
             if not self._may_write():
                 raise LostLeadershipError
@@ -115,24 +124,42 @@ class Writer:
             except errors.ApiError:
                 self._observer.slice_write(verb, result="error")
                 raise
-            except TaintsLostError:
+            except FieldsLostError:
                 self._observer.slice_write(verb, result="success")
                 raise
             self._observer.slice_write(verb, result="success")
         names = {body["metadata"]["name"] for body in plan.result}
         self._accepted = {name: entry for name, entry in self._accepted.items() if name in names}
 
-    def _try_taints(self, plan: slices.Plan) -> None:
-        if self._taints is not None:
-            return
+    def rehearse(self, plan: slices.Plan) -> None:
+        """Find out by a dry run whether the server keeps what a plan needs and no write of this connection has shown yet.
+
+        Raises FieldsLostError where it does not, ApiError where it cannot be told.
+        """
         for action in plan.actions:
-            if isinstance(action, slices.Delete) or not _tainted(action.body):
+            if isinstance(action, slices.Delete):
                 continue
+            tainted, listing = _tainted(action.body), _listing(action.body)
+            if (tainted and self._taints is None) or (listing and self._lists is None):
+                self._rehearse(action, tainted=tainted, listing=listing)
+
+    def _rehearse(self, action: slices.Replace | slices.Create, *, tainted: bool, listing: frozenset[str]) -> None:
+        try:
             reply = self._send(action, dry_run=True)
+        except errors.ApiError as error:
+            refused = error.reason is errors.ApiReason.INVALID and any(
+                f"attributes[{name}]" in str(error) for name in listing
+            )
+            if not refused:
+                raise
+            self._lists = False
+            raise FieldsLostError from error
+        if listing:
+            self._lists = True
+        if tainted:
             self._taints = not _lost_taints(action.body, reply)
             if not self._taints:
-                raise TaintsLostError
-            return
+                raise FieldsLostError
 
     def _write(self, action: slices.Action) -> None:
         if isinstance(action, slices.Delete):
@@ -160,7 +187,7 @@ class Writer:
             self._accepted.pop(name, None)
         elif _lost_taints(action.body, stored):
             self._taints = False
-            raise TaintsLostError
+            raise FieldsLostError
         else:
             self._accepted[name] = Accepted(action.body["spec"], stored["spec"], lost)
 
@@ -181,3 +208,13 @@ def _tainted(body: Mapping[str, Any]) -> bool:
 
 def _lost_taints(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     return _tainted(sent) and any(".taints" in field for field in slices.lost_fields(sent, stored))
+
+
+def _listing(body: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the attributes that are lists."""
+    return frozenset(
+        name
+        for device in body["spec"].get("devices") or []
+        for name, value in device.get("attributes", {}).items()
+        if any(isinstance(held, list) for held in value.values())
+    )

@@ -126,6 +126,10 @@ class ApiServer:
         self._store.wake()
         self._http.stop()
 
+    def turn(self, gate: str, *, on: bool) -> None:
+        """Turn a feature gate on or off, as a restart of the server with another configuration would."""
+        self._gates[gate] = gates.gates(self.version, {gate: on})[gate]
+
     @property
     def url(self) -> str:
         """Where it serves."""
