@@ -160,7 +160,7 @@ class Reconciler:
             return self.troubled(now.reason), None
         view = self._mirror.view()
         if view is None:
-            self._last = replace(self._last, devices=_offered(now))
+            self._last = replace(self._last, devices=_offered(now), findings=_found(now))
             return self.troubled(self._mirror.trouble or "The API server has not been reached yet"), None
         ours = [body for body in view.slices if slices.is_ours(body, place=self._place)]
         self._seen_generation = max(self._seen_generation, self._writing.generation, slices.highest_generation(ours))

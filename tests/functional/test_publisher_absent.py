@@ -112,6 +112,14 @@ def test_a_held_device_is_remembered_over_a_restart_and_a_wipe(running: Running)
     until(lambda: running.listed() == TAINTED)
 
 
+def test_what_stood_before_a_start_is_known_until_the_hardware_has_been_read(running: Running) -> None:
+    running.agent.now = wanted.Undecided(reason="not read yet")
+    running.restart()
+    until(lambda: running.publisher.state().reason == "not read yet")
+    assert sorted(running.publisher.state().addresses) == ALL
+    assert running.writes() == 1
+
+
 def test_a_gpu_that_left_the_bus_is_remembered_with_all_it_said(running: Running) -> None:
     said = running.spec()["devices"][1]
     running.agent.held = {"gpu-0000-43-00-0"}
