@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -46,7 +47,10 @@ def render(settings: config.Settings) -> None:
     """
     if settings.mock is None:
         return
-    command = [sys.executable, "-m", "discovery.mock", settings.mock, str(mock_directory(settings))]
+    directory = str(mock_directory(settings))
+    command = [sys.executable, "-m", "discovery.mock", "--end-with-stdin", settings.mock, directory]
+    # The end of this pipe is the end of this process, however that comes about; nothing is ever written to it.
+    alive, ours = os.pipe()
     try:
         done = subprocess.run(
             command,
@@ -55,10 +59,13 @@ def render(settings: config.Settings) -> None:
             errors="replace",
             timeout=RENDER_TIMEOUT_S,
             check=False,
-            stdin=subprocess.DEVNULL,
+            stdin=alive,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProbeError(f"The mock machine {settings.mock} could not be rendered: {error}") from error
+    finally:
+        os.close(alive)
+        os.close(ours)
     if done.returncode == _USAGE:
         raise ConfigError(f"--mock {done.stderr.strip()}")
     if done.returncode:
