@@ -43,7 +43,9 @@ class AgentState:
         """What is published."""
         state = self._publishing.state()
         absent = sum(device.absent for device in state.devices)
-        return gauges.Published(slices=state.slices, generation=state.generation, tainted={"absent": absent})
+        return gauges.Published(
+            slices=state.slices, generation=state.generation, tainted={"absent": absent}, findings=state.findings
+        )
 
     def recorded(self) -> gauges.Recorded:
         """What is prepared. May raise RecordError."""
@@ -113,6 +115,7 @@ class AgentState:
             ready=ready,
             reasons=tuple(reasons),
             claims=claims,
+            publish_findings=self._publishing.state().findings,
             record_error=record_error,
             picture=draw.svg(hardware.snapshot) if hardware.snapshot is not None else "",
         )

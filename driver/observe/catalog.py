@@ -192,7 +192,7 @@ ALIGNED_SETS_FREE = Metric(
 FINDINGS = Metric(
     name="nearfield_findings",
     kind=Kind.GAUGE,
-    help="Odd things found on this node, by severity; `nearfield topo` lists them.",
+    help="Odd things found on this node and in publishing it, by severity; the page /topology lists them.",
     labels=(Label(name="severity", values=tuple(model.Severity)),),
 )
 SLICES_PUBLISHED = Metric(

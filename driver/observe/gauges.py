@@ -18,12 +18,13 @@ from driver.observe import catalog
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """What stands on the API server for this node. `generation` is None or 0 before the first write of a slice; `tainted`:
-    reason -> number of devices.
+    reason -> number of devices; `findings`: what was odd about it.
     """
 
     slices: int = 0
     generation: int | None = None
     tainted: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[model.Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,9 @@ def read(state: AgentState, *, pool: str, samples: Iterable[model.GpuSample]) ->
         if recorded is not None:
             yield from _free_sets(now.snapshot, recorded.devices)
     published = state.published()
+    if now.snapshot is not None:
+        found = (*now.snapshot.findings, *published.findings)
+        yield from _counted(catalog.FINDINGS, Counter(str(finding.severity) for finding in found))
     yield Reading(metric=catalog.SLICES_PUBLISHED, value=published.slices)
     if published.generation:
         yield Reading(metric=catalog.SLICE_GENERATION, value=published.generation)
@@ -103,7 +107,6 @@ def _hardware(snapshot: model.Snapshot, *, pool: str) -> Iterator[Reading]:
     yield from _counted(
         catalog.GPU_NIC_PAIRS, Counter("NONE" if gpu.nic is None else str(gpu.nic.distance) for gpu in snapshot.gpus)
     )
-    yield from _counted(catalog.FINDINGS, Counter(str(finding.severity) for finding in snapshot.findings))
 
 
 def _samples(snapshot: model.Snapshot, samples: Iterable[model.GpuSample]) -> Iterator[Reading]:

@@ -49,7 +49,8 @@ class PreparedClaim:
 class View:
     """What the page shows. `snapshot` is None before the first probe; `picture` is an SVG document or empty.
 
-    `reasons`: what /readyz has to say. `record_error`: why there are no claims to show.
+    `reasons`: what /readyz has to say. `publish_findings`: what was odd about publishing the snapshot. `record_error`: why
+    there are no claims to show.
     """
 
     node_name: str
@@ -58,6 +59,7 @@ class View:
     ready: bool
     reasons: tuple[str, ...] = ()
     claims: tuple[PreparedClaim, ...] = ()
+    publish_findings: tuple[model.Finding, ...] = ()
     record_error: str | None = None
     picture: str = ""
 
@@ -75,7 +77,7 @@ def render(view: View) -> str:
             *_matrix(matrix.build(view.snapshot)),
             *_gpus(view.snapshot, view.claims),
             *_nics(view.snapshot),
-            *_findings(view.snapshot.findings),
+            *_findings((*view.snapshot.findings, *view.publish_findings)),
         ]
     parts += _claims(view)
     title = f"{_text(view.node_name)} - Nearfield"

@@ -130,6 +130,8 @@ class Publisher:
 
     def _show(self, state: PublishState) -> None:
         before, self._state = self._state, state
+        for finding in sorted(set(state.findings) - set(before.findings), key=lambda finding: finding.subject):
+            logger.warning("%s: %s (%s)", finding.subject, finding.message, finding.code)
         if (state.ok, state.reason) == (before.ok, before.reason):
             return
         if state.reason is not None:

@@ -103,6 +103,18 @@ def test_metrics_are_what_prometheus_reads(node: agents.Node) -> None:
     assert families["nearfield_slices_published"].samples[0].value == 1
 
 
+def test_what_is_odd_about_publishing_is_shown_to_people(node: agents.Node) -> None:
+    config = node.state_dir.parent / "config.yaml"
+    config.write_text(
+        "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\npublish: {numaNode: list}\n", encoding="utf-8"
+    )
+    agent = node.start("--config", str(config))
+    node.wait_for_devices(8)
+    agents.until(lambda: 'nearfield_findings{severity="warning"} 1.0' in agent.get("/metrics")[1], "a Finding")
+    assert "(lists-not-kept)" in agent.said()
+    assert "DRAListTypeAttributes" in agent.get("/readyz")[1]
+
+
 def test_readyz_says_what_is_missing(node: agents.Node) -> None:
     agent = node.start()
     node.wait_for_devices(8)

@@ -218,7 +218,9 @@ def test_the_state_is_read_at_the_scrape() -> None:
         ),
         read_at=123.0,
     )
-    state.on_server = gauges.Published(slices=1, generation=4, tainted={"absent": 1, "unknown-reason": 7})
+    state.on_server = gauges.Published(
+        slices=1, generation=4, tainted={"absent": 1, "unknown-reason": 7}, findings=(finding,)
+    )
     state.on_disk = gauges.Recorded(claims=3, devices=frozenset())
     series = scrape(metrics)
     assert series["nearfield_devices"][labels(type="gpu", state="ready")] == 1
@@ -230,7 +232,7 @@ def test_the_state_is_read_at_the_scrape() -> None:
     }
     assert series["nearfield_gpu_nic_pairs"][labels({"class": "PIX"})] == 1
     assert series["nearfield_gpu_nic_pairs"][labels({"class": "NONE"})] == 2
-    assert series["nearfield_findings"][labels(severity="warning")] == 2
+    assert series["nearfield_findings"][labels(severity="warning")] == 3
     assert series["nearfield_probe_last_success_timestamp_seconds"][()] == 123.0
     assert series["nearfield_slices_published"][()] == 1
     assert series["nearfield_slice_generation"][()] == 4

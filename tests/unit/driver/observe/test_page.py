@@ -62,6 +62,7 @@ def view(text: str = "train", **more: object) -> page.View:
         "ready": True,
         "reasons": (text,),
         "claims": (claim(text),),
+        "publish_findings": (model.Finding(code="y", severity=model.Severity.ERROR, subject=text, message=text),),
     }
     return page.View(**{**known, **more})  # type: ignore[arg-type]
 
@@ -107,7 +108,7 @@ def test_the_page_shows_the_machine() -> None:
         "GPU0 gpu-0000-1b-00-0 train lost: train",
         "train (PIX) train/train",
         "NIC0 0000:18:00.0 train (up)",
-        "warning train train x",
+        "warning train train x error train train y",
         "train train u-1 completed gpu-0000-1b-00-0",
         "Ready",
     ):
