@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -11,6 +12,8 @@ import click
 
 from driver import config
 from driver.cli import run_options
+
+logger = logging.getLogger(__name__)
 
 STOP_S = 1.8
 """From the signal to the end, whatever hangs in it: a disk, a mount, a server that takes requests and never answers. Nothing
@@ -61,6 +64,8 @@ def command(**values: str | None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    # Its default action would end the agent at once, with its sockets left behind.
+    signal.signal(signal.SIGHUP, lambda *_: logger.warning("SIGHUP: the configuration is read at start only"))
     status = 1
     try:
         status = running.run()

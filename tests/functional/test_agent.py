@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -148,6 +149,8 @@ def test_end_takes_the_sockets_along_and_leaves_slices_and_files(node: agents.No
     kubelet.wait_registered(DRIVER)
     claim = node.claim("c1", node.wait_for_devices(8)[0]["name"])
     kubelet.prepare(DRIVER, [claim])
+    agent.process.send_signal(signal.SIGHUP)
+    agents.until(lambda: "SIGHUP" in agent.said(), "a word about the signal that changes nothing")
     assert agent.terminate() == 0
     assert [path for path in node.kubelet_dir.rglob("*.sock*") if path.is_socket()] == []
     assert len(node.devices()) == 8
