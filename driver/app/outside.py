@@ -41,6 +41,7 @@ class Outside:
             store=parts.claims.record,
             events=parts.recorder,
             observer=parts.metrics,
+            listed=parts.kubelet.resend_health,
             allow_coexistence=parts.settings.allow_coexistence,
         )
         self._state = state.AgentState(parts, self._publishing)

@@ -117,6 +117,10 @@ class KubeletServer:
             return registrar.RegistrationState(registered=False, error=trouble)
         return self._registration.state()
 
+    def resend_health(self) -> None:
+        """Tell kubelet the health of all devices now: there are others than before. From any thread."""
+        self._health.resend()
+
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End the health streams, remove what is ours, give calls under way `grace_s` to end. May be called again."""
         self._stopping.set()

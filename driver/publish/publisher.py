@@ -39,18 +39,20 @@ class Publisher:
         store: reconciler.PublishedStore,
         events: reconciler.NodeEvents,
         observer: writer.WriteObserver,
+        listed: Callable[[], None] = lambda: None,
         allow_coexistence: bool = False,
         timing: pacing.Timing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wanted_now`: what should be offered. `may_write`: whether this instance leads. `holders`: names of the devices
-        that the record of prepared claims names; may raise RecordError.
+        that the record of prepared claims names; may raise RecordError. `listed`: called when `state` has other devices.
         """
         self._place = slices.Place(driver_name=driver_name, node_name=node_name)
         self._questions = reconciler.Questions(wanted_now=wanted_now, may_write=may_write, holders=holders)
         self._store = store
         self._events = events
         self._observer = observer
+        self._listed = listed
         self._allow_coexistence = allow_coexistence
         self._timing = timing if timing is not None else pacing.Timing()
         self._clock = clock
@@ -130,6 +132,8 @@ class Publisher:
 
     def _show(self, state: PublishState) -> None:
         before, self._state = self._state, state
+        if state.addresses != before.addresses:
+            self._listed()
         for finding in sorted(set(state.findings) - set(before.findings), key=lambda finding: finding.subject):
             logger.warning("%s: %s (%s)", finding.subject, finding.message, finding.code)
         if (state.ok, state.reason) == (before.ok, before.reason):

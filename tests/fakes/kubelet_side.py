@@ -100,6 +100,11 @@ class FakeHealth:
             self._count += 1
             self._changed.notify_all()
 
+    def silent(self, *devices: values.DeviceHealth) -> None:
+        """Other devices, of which nobody is told."""
+        with self._changed:
+            self._devices = devices
+
     def devices(self) -> tuple[values.DeviceHealth, ...]:
         with self._changed:
             if self.broken is not None:

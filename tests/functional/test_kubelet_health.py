@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health stream on its real socket, in both versions.
 
-- all devices when it opens, at once when something changes, and again though nothing does
+- all devices when it opens, at once when something changes or when it is asked for, and again though nothing does
 - what kubelet gets: names, status, time, time-out of 30 s, a message within 1024 bytes
 - it ends at once when the agent stops or the client goes, and gives its place back; it holds no call up
 - trouble of the source ends the stream with INTERNAL, never with UNIMPLEMENTED, and the next stream is served
@@ -152,6 +152,18 @@ def test_everything_again_though_nothing_changed(root: Path) -> None:
     reports = [next(stream) for _ in range(4)]
     assert [names(report) for report in reports] == [[("gpu-0000-1b-00-0", health_v1.HEALTHY)]] * 4
     agent.close()
+
+
+def test_everything_again_when_it_is_asked_for(agent: Agent) -> None:
+    reports = reading(agent.watch())
+    assert isinstance(reports.get(timeout=30), health_v1.NodeWatchResourcesResponse)
+    agent.source.silent(kubelet_side.healthy("gpu-0000-3b-00-0"))
+    while True:
+        agent.server.resend_health()
+        report = reports.get(timeout=30)
+        assert isinstance(report, health_v1.NodeWatchResourcesResponse)
+        if names(report) == [("gpu-0000-3b-00-0", health_v1.HEALTHY)]:
+            break
 
 
 def test_refresh_leaves_room_below_kubelets_time_out() -> None:

@@ -376,6 +376,19 @@ def test_leadership_is_asked_for_before_each_write(running: Running) -> None:
     assert len(running.slices()) == 2
 
 
+def test_other_devices_are_told_of_once(running: Running) -> None:
+    told: list[object] = []
+    running.publisher = running.make(listed=lambda: told.append(running.publisher.state().addresses))
+    running.start()
+    running.settled()
+    running.looks()
+    running.change(*GPUS[:1])
+    until(lambda: len(told) == 2)
+    running.settled()
+    running.looks()
+    assert [len(addresses) for addresses in told if isinstance(addresses, dict)] == [len(GPUS), 1]
+
+
 def test_nothing_is_written_while_the_node_has_not_been_read(running: Running) -> None:
     running.agent.now = wanted.Undecided(reason="not read yet")
     running.start()
