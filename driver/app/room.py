@@ -83,7 +83,7 @@ def build(
         nodes=nodes,
         claim_locks=claim_locks,
         reader=reader,
-        index=index.InventoryIndex(readings.state),
+        index=index.InventoryIndex(readings.state, look_again=readings.request_probe),
         reports=told,
         stop=stop,
     )

@@ -68,6 +68,9 @@ class DeviceIndex(Protocol):
     def find(self, name: str) -> plan.GpuDevice | plan.NotThere:
         """The device as it was last seen, or why there is none."""
 
+    def look_again(self) -> None:
+        """Have the hardware looked at soon, whatever the interval. Does not wait."""
+
 
 class Reports(Protocol):
     """Who is told of what happened to claims."""
@@ -265,6 +268,8 @@ class Executor:
                 boot_id=self._node.boot_id,
             )
             if isinstance(planned, plan.Rejection):
+                if planned.look_again:
+                    self._index.look_again()
                 raise ClaimError(planned.message, retryable=planned.retryable)
             self._require_node(ref, planned.entry)
             crashpoints.reach(Point.PREPARE_PLANNED)

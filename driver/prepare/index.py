@@ -14,8 +14,10 @@ from driver.prepare import plan
 class InventoryIndex:
     """Looks devices up in the inventory, which it asks anew each time."""
 
-    def __init__(self, state: Callable[[], inventory.InventoryState]) -> None:
+    def __init__(self, state: Callable[[], inventory.InventoryState], *, look_again: Callable[[], None]) -> None:
+        """`look_again`: asks for a full probe soon."""
         self._state = state
+        self.look_again = look_again
         self._built: tuple[model.Snapshot, Mapping[str, plan.GpuDevice]] | None = None
 
     def find(self, name: str) -> plan.GpuDevice | plan.NotThere:

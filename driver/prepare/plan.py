@@ -58,10 +58,15 @@ class PreparePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Why a claim cannot be prepared. `retryable`: waiting may help."""
+    """Why a claim cannot be prepared. `retryable`: waiting may help. `look_again`: a new look at the hardware may, too."""
 
     message: str
     retryable: bool
+    look_again: bool = False
+
+
+_PASSING = frozenset({model.GpuState.NO_DRIVER, model.GpuState.UNREADABLE})
+"""States of a GPU whose driver is being loaded, as after a reboot, when kubelet has pods prepared before it is there."""
 
 
 def plan_prepare(
@@ -82,13 +87,17 @@ def plan_prepare(
         found = devices[name]
         if isinstance(found, NotThere):
             return Rejection(
-                message=f"{allocation.claim}: device {claims.shown(name)}: {found.reason}", retryable=found.retryable
+                message=f"{allocation.claim}: device {claims.shown(name)}: {found.reason}",
+                retryable=found.retryable,
+                look_again=found.retryable,
             )
         if found.state is not model.GpuState.READY or found.uuid is None or found.minor is None:
+            passing = found.state in _PASSING
             return Rejection(
                 message=f"{allocation.claim}: device {name} is not usable ({found.state}): "
                 f"{found.reason or 'its UUID or its minor number is not known'}",
-                retryable=False,
+                retryable=passing,
+                look_again=passing,
             )
         held.append(
             ledger.HeldDevice(

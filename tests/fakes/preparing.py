@@ -115,10 +115,15 @@ class FixedIndex:
         self.devices: dict[str, plan.GpuDevice | plan.NotThere] = {
             values.gpu_device_name(place): gpu(number) for number, place in enumerate(ADDRESSES)
         }
+        self.looks = 0
 
     def find(self, name: str) -> plan.GpuDevice | plan.NotThere:
         """As the inventory's index."""
         return self.devices.get(name) or plan.NotThere(reason="no GPU of this name is on this node", retryable=False)
+
+    def look_again(self) -> None:
+        """Counted."""
+        self.looks += 1
 
 
 def gpu(number: int, *, state: model.GpuState = model.GpuState.READY, reason: str | None = None) -> plan.GpuDevice:

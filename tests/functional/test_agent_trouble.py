@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,6 +116,30 @@ def test_a_malformed_file_in_sysfs_costs_its_own_gpu_only_and_is_named(node: age
     vendor.write_bytes(good)
     assert device in node.wait_for_devices(8)
     assert agent.process.poll() is None
+    assert "Traceback" not in agent.said()
+
+
+def test_a_claim_waits_for_a_driver_that_is_loaded_after_the_agent_has_started(node: agents.Node) -> None:
+    agent = node.start()
+    kubelet = node.kubelet()
+    kubelet.wait_registered(DRIVER)
+    names = [device["name"] for device in node.wait_for_devices(8)]
+    assert agent.terminate() == 0
+    kubelet.stop()
+    faults.apply(node.mock_dir, [fault.Fault(kind=fault.Kind.NO_DRIVER)])
+
+    agent = node.start("--probe-interval", "24h")
+    kubelet = node.kubelet()
+    kubelet.wait_registered(DRIVER)
+    claim = node.claim("c1", names[0])
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(kubelet.prepare(DRIVER, [claim])[claim.uid]), daemon=True)
+    thread.start()
+    agents.until(lambda: "Waiting: " in agent.said(), "the claim waiting")
+    faults.apply(node.mock_dir, [])
+    thread.join(60)
+    assert isinstance(answers[0], values.Prepared)
+    node.wait_for_devices(8)
     assert "Traceback" not in agent.said()
 
 

@@ -248,12 +248,22 @@ def test_a_device_node_that_stays_away_is_named(tmp_path: Path) -> None:
     agent.stop()
 
 
-def test_a_claim_waits_for_the_first_reading_of_the_hardware(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "before",
+    [
+        plan.NotThere(reason="not read yet", retryable=True),
+        preparing.gpu(0, state=model.GpuState.NO_DRIVER, reason="its driver is being loaded"),
+    ],
+)
+def test_a_claim_waits_for_the_reading_of_its_gpu_and_asks_for_it(
+    tmp_path: Path, before: plan.GpuDevice | plan.NotThere
+) -> None:
     agent = Agent(tmp_path, wait_s=30).start()
     claim = agent.api.allocate(ref(1), NAMES[0])
-    agent.index.devices[NAMES[0]] = plan.NotThere(reason="not read yet", retryable=True)
+    agent.index.devices[NAMES[0]] = before
     thread, answers = waiting(agent, claim)
     assert thread.is_alive()
+    assert agent.index.looks
     agent.index.devices[NAMES[0]] = preparing.gpu(0)
     agent.executor.wake()
     thread.join(20)

@@ -31,24 +31,32 @@ class Held:
 
     def __init__(self, state: inventory.InventoryState) -> None:
         self.now = state
+        self.asked = 0
 
     def state(self) -> inventory.InventoryState:
         return self.now
 
+    def request_probe(self) -> None:
+        self.asked += 1
+
+
+def look_up(held: Held) -> index.InventoryIndex:
+    return index.InventoryIndex(held.state, look_again=held.request_probe)
+
 
 def test_before_the_first_reading_a_device_may_come() -> None:
     held = Held(inventory.InventoryState())
-    found = index.InventoryIndex(held.state).find("gpu-0000-10-00-0")
+    found = look_up(held).find("gpu-0000-10-00-0")
     assert isinstance(found, plan.NotThere)
     assert found.retryable
     held.now = inventory.InventoryState(error="The probe of the hardware failed: hung")
-    found = index.InventoryIndex(held.state).find("gpu-0000-10-00-0")
+    found = look_up(held).find("gpu-0000-10-00-0")
     assert found == plan.NotThere(reason="The probe of the hardware failed: hung", retryable=True)
 
 
 def test_a_gpu_is_found_by_its_name_as_it_was_last_seen() -> None:
     held = Held(inventory.InventoryState(snapshot=snapshot(gpu(FIRST), gpu(SECOND))))
-    devices = index.InventoryIndex(held.state)
+    devices = look_up(held)
     expected = plan.GpuDevice(
         name="gpu-0000-10-00-0", address=FIRST, state=model.GpuState.READY, uuid="GPU-1", minor=0x10
     )
@@ -63,7 +71,7 @@ def test_a_gpu_is_found_by_its_name_as_it_was_last_seen() -> None:
 
 def test_a_gpu_that_left_the_node_is_not_found_any_more() -> None:
     held = Held(inventory.InventoryState(snapshot=snapshot(gpu(FIRST), gpu(SECOND))))
-    devices = index.InventoryIndex(held.state)
+    devices = look_up(held)
     devices.find("gpu-0000-11-00-0")
     held.now = inventory.InventoryState(snapshot=snapshot(gpu(FIRST)))
     found = devices.find("gpu-0000-11-00-0")
@@ -72,7 +80,7 @@ def test_a_gpu_that_left_the_node_is_not_found_any_more() -> None:
 
 
 def test_the_name_of_nothing_is_not_found() -> None:
-    found = index.InventoryIndex(Held(inventory.InventoryState(snapshot=snapshot())).state).find("gpu-\ud800")
+    found = look_up(Held(inventory.InventoryState(snapshot=snapshot()))).find("gpu-\ud800")
     assert isinstance(found, plan.NotThere)
 
 

@@ -74,6 +74,9 @@ def test_shares_of_one_device_have_ids_of_their_own() -> None:
         (plan.NotThere(reason="never heard of", retryable=False), "never heard of", False),
         (plan.NotThere(reason="not read yet", retryable=True), "not read yet", True),
         (preparing.gpu(0, state=model.GpuState.LOST, reason="it fell off the bus"), "it fell off the bus", False),
+        (preparing.gpu(0, state=model.GpuState.NO_DRIVER, reason="no driver is bound"), "no driver is bound", True),
+        (preparing.gpu(0, state=model.GpuState.UNREADABLE, reason="NVML starts"), "NVML starts", True),
+        (preparing.gpu(0, state=model.GpuState.FOREIGN_DRIVER, reason="bound to nouveau"), "bound to nouveau", False),
         (preparing.gpu(0, state=model.GpuState.VFIO, reason="bound to vfio-pci"), "bound to vfio-pci", False),
         (plan.GpuDevice(name=GPU, address=preparing.ADDRESSES[0], state=model.GpuState.READY, minor=0), "UUID", False),
         (
@@ -92,12 +95,13 @@ def test_a_device_that_cannot_be_used_is_refused_with_the_reason(
     assert str(REF) in answer.message
     assert GPU in answer.message
     assert answer.retryable is retryable
+    assert answer.look_again is retryable
 
 
 def test_a_held_device_is_refused_with_the_name_of_its_holder() -> None:
     answer = planned(wanted(SECOND), wanted(GPU), holders={GPU: held()})
     assert isinstance(answer, plan.Rejection)
-    assert answer.retryable
+    assert (answer.retryable, answer.look_again) == (True, False)
     for part in (str(REF), str(OTHER), GPU):
         assert part in answer.message
 
