@@ -25,8 +25,8 @@ from driver.standin import processes
 
 NODE = "demo-node"
 NAMESPACE = "default"
-CLAIM = "two-gpus"
-GPUS = 2
+CLAIM = "gpus"
+PAIR = 2
 
 START_S = 30.0
 _LOOK_AGAIN_S = 0.05
@@ -68,7 +68,7 @@ def _show(parts: _Parts, *, keep: bool) -> None:
     output.write_line(f"  agent       nearfield {' '.join(parts.agent_arguments)}")
 
     _say("Registration: the agent's sockets, as kubelet sees them")
-    for plugin in parts.kubelet.ask("wait", timeout_s=START_S):
+    for plugin in parts.wait_for_registration():
         output.write_line(f"  {plugin.get('name', parts.driver)}  {plugin.get('endpoint', '')}")
 
     slices = parts.wait_for_slices()
@@ -86,9 +86,14 @@ def _show(parts: _Parts, *, keep: bool) -> None:
     )
 
     chosen = _choose(devices)
+    if not chosen:
+        raise DriverError(
+            "This machine has no GPU to offer, so there is nothing to claim; choose one of `nearfield machines`"
+        )
     ref = parts.make_claim(chosen)
-    _say(f"A claim for {len(chosen)} GPUs: {NAMESPACE}/{CLAIM}")
-    output.write_line("  allocated, as the scheduler would with matchAttribute alignedPair: " + ", ".join(chosen))
+    _say(f"A claim for {len(chosen)} {'GPUs' if len(chosen) > 1 else 'GPU'}: {NAMESPACE}/{CLAIM}")
+    how = "as the scheduler would with matchAttribute alignedPair" if len(chosen) > 1 else "as the scheduler would"
+    output.write_line(f"  allocated, {how}: " + ", ".join(chosen))
     answer = parts.kubelet.ask("prepare", claims=[ref])[ref["uid"]]
     if "error" in answer:
         raise DriverError(f"The claim could not be prepared: {answer['error']}")
@@ -150,7 +155,7 @@ def _choose(devices: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         pair = device["attributes"].get("alignedPair", {}).get("string")
         if pair is not None:
             pairs.setdefault(pair, []).append(device["name"])
-    whole = [tuple(names[:GPUS]) for names in pairs.values() if len(names) >= GPUS]
+    whole = [tuple(names) for names in pairs.values() if len(names) == PAIR]
     return whole[0] if whole else tuple(device["name"] for device in devices[:1])
 
 
@@ -202,24 +207,43 @@ class _Parts:
             processes.run_process([sys.executable, "-m", "driver.cli", *self.agent_arguments], stderr=log)
         )
 
+    def wait_for_registration(self) -> list[Mapping[str, Any]]:
+        """The sockets of the agent that kubelet has taken."""
+
+        def registered() -> list[Mapping[str, Any]] | None:
+            plugins: list[Mapping[str, Any]] = self.kubelet.ask("plugins")
+            return plugins or None
+
+        return self._wait(registered, "Kubelet has not registered the agent")
+
     def wait_for_slices(self) -> list[Mapping[str, Any]]:
         """The complete pool of the node."""
 
         def complete() -> list[Mapping[str, Any]] | None:
-            if self._agent.poll() is not None:
-                raise DriverError(f"The agent ended with status {self._agent.returncode}:\n{self._last_lines()}")
             items: list[Mapping[str, Any]] = self.api.call("GET", _SLICES)["items"]
             ours = [item for item in items if item["spec"]["driver"] == self.driver]
             return ours if ours and len(ours) == ours[0]["spec"]["pool"]["resourceSliceCount"] else None
 
+        return self._wait(complete, "The agent published no ResourceSlices")
+
+    def _wait(self, look: Callable[[], list[Mapping[str, Any]] | None], what: str) -> list[Mapping[str, Any]]:
+        """What `look` finds, as long as the agent runs. DriverError with what the agent says where it finds nothing."""
+
+        def alive() -> list[Mapping[str, Any]] | None:
+            if self._agent.poll() is not None:
+                raise DriverError(f"The agent ended with status {self._agent.returncode}:\n{self._last_lines()}")
+            return look()
+
         try:
-            return _until(complete, "The agent published no ResourceSlices")
+            return _until(alive, what)
         except TimeoutError as error:
             raise DriverError(f"{error}; its log ends with:\n{self._last_lines()}") from error
 
     def make_claim(self, devices: Sequence[str]) -> dict[str, str]:
         """A claim with an allocation, as user and scheduler make it together."""
         request = {"name": "gpus", "exactly": {"deviceClassName": "gpu.nearfield.dev", "count": len(devices)}}
+        together = {"requests": ["gpus"], "matchAttribute": f"{self.driver}/alignedPair"}
+        constraints = [together] if len(devices) > 1 else []
         claim = self.api.call(
             "POST",
             _CLAIMS,
@@ -227,15 +251,12 @@ class _Parts:
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "ResourceClaim",
                 "metadata": {"name": CLAIM, "namespace": NAMESPACE},
-                "spec": {
-                    "devices": {
-                        "requests": [request],
-                        "constraints": [{"requests": ["gpus"], "matchAttribute": f"{self.driver}/alignedPair"}],
-                    }
-                },
+                "spec": {"devices": {"requests": [request], "constraints": constraints}},
             },
         )
-        results = [{"request": "gpus", "driver": self.driver, "pool": NODE, "device": device} for device in devices]
+        results: list[Mapping[str, Any]] = [
+            {"request": "gpus", "driver": self.driver, "pool": NODE, "device": device} for device in devices
+        ]
         claim["status"] = {"allocation": {"devices": {"results": results}}}
         self.api.call("PUT", f"{_CLAIMS}/{CLAIM}/status", claim)
         return {"namespace": NAMESPACE, "name": CLAIM, "uid": claim["metadata"]["uid"]}
