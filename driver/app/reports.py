@@ -49,6 +49,10 @@ class Reports:
         self._metrics.claim_collected()
         self._events.node(reason="ClaimCollected", message=f"{claim} was unprepared: {reason}", warning=False)
 
+    def record_failed(self) -> None:
+        """The record could not be used once; /readyz says why where that lasts."""
+        self._metrics.record_failed()
+
     def record_rebuilt(self, *, reason: str, claims: int) -> None:
         """The record was damaged or lost, and made anew."""
         self._metrics.record_rebuilt()

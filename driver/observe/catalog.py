@@ -120,6 +120,11 @@ CLAIMS_COLLECTED = Metric(
     kind=Kind.COUNTER,
     help="Claims that were gone from the API server and that kubelet had not asked to unprepare.",
 )
+RECORD_ERRORS = Metric(
+    name="nearfield_record_errors_total",
+    kind=Kind.COUNTER,
+    help="Uses of the record of prepared claims that failed, and attempts to open it; /readyz says why.",
+)
 RECORD_REBUILT = Metric(
     name="nearfield_record_rebuilt_total",
     kind=Kind.COUNTER,
@@ -257,6 +262,7 @@ METRICS: tuple[Metric, ...] = (
     UNPREPARE_TOTAL,
     UNPREPARE_SECONDS,
     CLAIMS_COLLECTED,
+    RECORD_ERRORS,
     RECORD_REBUILT,
     CDI_RECONCILED,
     HEALTH_EVENTS,

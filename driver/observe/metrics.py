@@ -55,6 +55,10 @@ class Metrics:
         """A claim was unprepared that kubelet had not asked about."""
         self._tally.count(catalog.CLAIMS_COLLECTED)
 
+    def record_failed(self) -> None:
+        """A use of the record failed."""
+        self._tally.count(catalog.RECORD_ERRORS)
+
     def record_rebuilt(self) -> None:
         """The record was damaged, moved aside and made anew."""
         self._tally.count(catalog.RECORD_REBUILT)

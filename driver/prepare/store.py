@@ -46,7 +46,10 @@ class Summary(NamedTuple):
 
 
 class RecordReports(Protocol):
-    """Who is told of damage."""
+    """Who is told of trouble and damage."""
+
+    def record_failed(self) -> None:
+        """A use of the record failed, or an attempt to open it."""
 
     def record_rebuilt(self, *, reason: str, claims: int) -> None:
         """A new record took the place of one that was damaged or lost; `claims` were found again."""
@@ -252,6 +255,7 @@ class Store:
         """What became of a call that failed: where the file is at fault it is opened and checked anew, which replaces one
         that is damaged, or empty because somebody cut it off in its place.
         """
+        self._reports.record_failed()
         if isinstance(error, database.DatabaseError) and not (error.damaged or error.foreign):
             return RecordError(f"The record cannot be used: {error}", retryable=True)
         with self._opening:
@@ -298,6 +302,7 @@ class Store:
                 except (RecordError, OSError) as error:
                     self._lock.release()
                     self._problem = str(error)
+                    self._reports.record_failed()
                     if isinstance(error, RecordError):
                         raise
                     raise RecordError(f"The record {self.path} cannot be replaced: {error}") from error

@@ -140,6 +140,7 @@ class Reports:
     done: list[tuple[str, str]] = field(default_factory=list)
     failed: list[tuple[values.ClaimRef, str]] = field(default_factory=list)
     rebuilt: list[tuple[str, int]] = field(default_factory=list)
+    record_errors: int = 0
     repaired: int = 0
     collected: list[values.ClaimRef] = field(default_factory=list)
 
@@ -149,6 +150,9 @@ class Reports:
 
     def prepare_failed(self, claim: values.ClaimRef, *, message: str) -> None:
         self.failed.append((claim, message))
+
+    def record_failed(self) -> None:
+        self.record_errors += 1
 
     def record_rebuilt(self, *, reason: str, claims: int) -> None:
         self.rebuilt.append((reason, claims))

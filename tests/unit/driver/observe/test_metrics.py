@@ -157,6 +157,7 @@ def test_what_is_reported_is_counted() -> None:
     metrics.slice_write("update", result="error")
     metrics.probe(seconds=0.02, ok=True, reason="")
     metrics.probe(seconds=60, ok=False, reason="rescan")
+    metrics.record_failed()
     metrics.record_rebuilt()
     metrics.cdi_file_repaired()
     metrics.health_changed(values.HealthStatus.UNHEALTHY)
@@ -178,6 +179,7 @@ def test_what_is_reported_is_counted() -> None:
     assert series["nearfield_slice_publish_total"][labels(verb="update", result="error")] == 1
     assert series["nearfield_probe_duration_seconds_count"][()] == 1
     assert series["nearfield_probe_errors_total"][labels(reason="rescan")] == 1
+    assert series["nearfield_record_errors_total"][()] == 1
     assert series["nearfield_record_rebuilt_total"][()] == 1
     assert series["nearfield_claims_collected_total"][()] == 1
     assert series["nearfield_cdi_reconciled_total"][()] == 1

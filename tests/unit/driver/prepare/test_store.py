@@ -346,6 +346,7 @@ def test_a_record_that_is_too_new_is_refused_and_never_touched(records: Records)
     assert not caught.value.retryable
     with pytest.raises(RecordError):
         record.put(planned(7, 7), previous=None, timeout_s=5)
+    assert records.reports.record_errors == 3
     record.close()
     assert records.path.read_bytes() == before
     assert records.aside() == []
