@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -110,6 +111,19 @@ def test_nothing_names_a_builders_machine() -> None:
 def test_ci_calls_the_documented_test_command() -> None:
     assert "make test" in (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    """Relative links of Markdown, to files that a clone has."""
+    files = {*tracked(), *(parent for path in tracked() for parent in path.parents)}
+    broken = [
+        f"{path}: {link}"
+        for path in tracked()
+        if path.suffix == ".md"
+        for link in re.findall(r"\]\(([^)#\s]+)", (ROOT / path).read_text(encoding="utf-8"))
+        if "://" not in link and Path(os.path.normpath(path.parent / link)) not in files
+    ]
+    assert broken == []
 
 
 def test_every_marker_is_used_or_gone() -> None:

@@ -60,6 +60,25 @@ def test_from_the_wires_to_a_prepared_claim_and_back(node: agents.Node) -> None:
     assert not (node.cdi_dir / f"{DRIVER}_{claim.uid}.json").exists()
 
 
+def test_a_container_gets_all_device_nodes_on_a_machine_that_has_none(node: agents.Node) -> None:
+    """As a runtime reads it: the device nodes of all CDI devices that were named, every one backed by /dev/null."""
+    node.start()
+    kubelet = node.kubelet()
+    kubelet.wait_registered(DRIVER)
+    claim = node.claim("c1", node.wait_for_devices(8)[0]["name"])
+    answer = kubelet.prepare(DRIVER, [claim])[claim.uid]
+    assert isinstance(answer, values.Prepared)
+    named = {
+        f"{spec['kind']}={device['name']}": device["containerEdits"].get("deviceNodes", [])
+        for spec in (json.loads(path.read_text(encoding="utf-8")) for path in node.cdi_dir.glob("*.json"))
+        for device in spec["devices"]
+    }
+    (device,) = answer.devices
+    nodes = {entry["path"]: entry["hostPath"] for name in device.cdi_device_ids for entry in named[name]}
+    companions = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+    assert nodes == {f"/dev/{name}": "/dev/null" for name in ("nvidia0", *companions)}
+
+
 def test_one_bad_claim_does_not_stop_the_good_one_beside_it(node: agents.Node) -> None:
     node.start()
     kubelet = node.kubelet()
