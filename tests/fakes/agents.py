@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,13 +58,13 @@ class Agent:
     def said(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def http_port(self) -> int:
-        """The free port that --http took, from the log line that tells it."""
-        return int(until(lambda: _after(self.said(), "Serving http on port "), "the http port"))
+    def port(self, server: str) -> int:
+        """The free port that --http or --inspect took, from the log line that tells it."""
+        return int(until(lambda: _after(self.said(), f"Serving {server} on port "), f"the {server} port"))
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str, *, server: str = "http") -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port()}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port(server)}{path}", timeout=10) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -85,7 +86,7 @@ def _after(text: str, marker: str) -> str | None:
     for line in text.splitlines():
         _, found, rest = line.partition(marker)
         if found:
-            return rest.split()[0].strip(".,")
+            return re.split(r'[\s.,"]', rest)[0]
     return None
 
 
@@ -103,10 +104,12 @@ class Node:
         self._stack = stack
         self._count = 0
 
-    def start(self, *more: str, mock: str = "l40s-8-pcie") -> Agent:
+    def start(self, *more: str, mock: str | None = "l40s-8-pcie") -> Agent:
+        """An agent on a mock machine, or on the one that `more` describes."""
         self._count += 1
         arguments = [
-            *("--node-name", NODE, "--mock", mock, "--kubeconfig", str(self.kubeconfig)),
+            *("--node-name", NODE, "--kubeconfig", str(self.kubeconfig)),
+            *(("--mock", mock) if mock is not None else ()),
             *("--kubelet-dir", str(self.kubelet_dir), "--cdi-dir", str(self.cdi_dir)),
             *("--state-dir", str(self.state_dir), "--http", "127.0.0.1:0", "--inspect", ""),
             *("--probe-interval", "500ms"),
