@@ -89,11 +89,15 @@ class Inventory:
         interval_s: float,
         observer: ProbeObserver,
         clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` tells people when the hardware was read; `elapsed` how long ago, whoever sets the clock meanwhile."""
         self._prober = prober
         self._interval_s = interval_s
         self._observer = observer
         self._clock = clock
+        self._elapsed = elapsed
+        self._looked_at: float | None = None
         self._changed = threading.Condition()
         self._state = InventoryState()
         self._wanted = False
@@ -133,11 +137,13 @@ class Inventory:
 
     def fresh(self) -> bool:
         """Whether the last look is young enough to speak for now."""
-        read_at = self.state().read_at
-        return read_at is not None and self._clock() - read_at <= STALE_INTERVALS * self._interval_s
+        looked_at = self._looked_at
+        return looked_at is not None and self._elapsed() - looked_at <= STALE_INTERVALS * self._interval_s
 
     def _set(self, state: InventoryState) -> None:
         with self._changed:
+            if state.error is None:
+                self._looked_at = self._elapsed()
             if replace(state, changes=0, read_at=None) != replace(self._state, changes=0, read_at=None):
                 state = replace(state, changes=self._state.changes + 1)
             self._state = state

@@ -151,15 +151,25 @@ def test_request_brings_a_probe_before_the_interval_ends() -> None:
         until(kept, lambda s: s.generation == 2)
 
 
-def test_reading_grows_stale_after_three_intervals() -> None:
-    now = [1000.0]
-    kept = inventory.Inventory(FakeProber(gpu("0000:1b:00.0")), interval_s=60, observer=Count(), clock=lambda: now[0])
+def test_reading_grows_stale_after_three_intervals_whoever_sets_the_clock() -> None:
+    now, wall = [1000.0], [1e9]
+    kept = inventory.Inventory(
+        FakeProber(gpu("0000:1b:00.0")),
+        interval_s=60,
+        observer=Count(),
+        clock=lambda: wall[0],
+        elapsed=lambda: now[0],
+    )
+    assert not kept.fresh()
     kept.start()
     try:
         until(kept, lambda s: s.generation == 1)
+        assert kept.state().read_at == 1e9
         now[0] += 180
+        wall[0] += 1e6
         assert kept.fresh()
         now[0] += 1
+        wall[0] -= 2e6
         assert not kept.fresh()
     finally:
         kept.stop()
