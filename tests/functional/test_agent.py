@@ -11,7 +11,9 @@ import contextlib
 import json
 import re
 import signal
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import parser
@@ -308,18 +310,34 @@ def test_bad_input_ends_it_with_status_2_and_names_it(
     assert "Traceback" not in agent.said()
 
 
-def test_damaged_record_is_moved_aside_and_the_claims_are_found_again(node: agents.Node) -> None:
+def damage(record: Path) -> None:
+    """Both the file and its log: after a kill the log alone holds everything, and heals the file."""
+    for path in (record, record.with_name("record.db-wal")):
+        path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
+
+
+def put_another(record: Path) -> None:
+    """An intact database of somebody else."""
+    for path in record.parent.glob("record.db*"):
+        path.unlink()
+    with contextlib.closing(sqlite3.connect(record)) as other:
+        other.execute("CREATE TABLE bookmarks (url TEXT)")
+        other.commit()
+
+
+@pytest.mark.parametrize("spoil", [damage, put_another])
+def test_a_record_that_is_none_is_moved_aside_and_the_claims_are_found_again(
+    node: agents.Node, spoil: Callable[[Path], None]
+) -> None:
     agent = node.start()
     kubelet = node.kubelet()
     kubelet.wait_registered(DRIVER)
     claim = node.claim("c1", node.wait_for_devices(8)[0]["name"])
     answer = kubelet.prepare(DRIVER, [claim])[claim.uid]
     agent.kill()
-    # Both the file and its log: after a kill the log alone holds everything, and heals the file.
-    for record in (node.state_dir / "record.db", node.state_dir / "record.db-wal"):
-        record.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
+    spoil(node.state_dir / "record.db")
 
-    node.start()
+    agent = node.start()
     kubelet.wait_registered(DRIVER)
 
     def again() -> values.Prepared | None:
@@ -331,3 +349,11 @@ def test_damaged_record_is_moved_aside_and_the_claims_are_found_again(node: agen
 
     assert agents.until(again, "the claim answered again") == answer
     assert list(node.state_dir.glob("*.damaged-*"))
+    assert "nearfield_record_rebuilt_total 1.0" in agent.get("/metrics")[1]
+    agents.until(
+        lambda: any(
+            (event["reason"], event["involvedObject"]["kind"]) == ("RecordRebuilt", "Node")
+            for event in node.api.objects("events")
+        ),
+        "an Event on the Node",
+    )
