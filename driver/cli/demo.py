@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
 import socket
@@ -53,6 +54,9 @@ _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 @click.option("--keep", is_flag=True, help="Stay up until Ctrl-C, with the claim prepared.")
 def command(mock: str, *, keep: bool) -> None:
     """Show the whole way of a claim."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Each step is to be seen when it is done, also through a pipe.
+        sys.stdout.reconfigure(line_buffering=True)
     directory = Path(tempfile.mkdtemp(prefix="nf-"))
     try:
         with contextlib.ExitStack() as stack:

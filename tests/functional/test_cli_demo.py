@@ -6,6 +6,7 @@ Aspects: the whole way; staying up; a machine that is not known; a machine witho
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
@@ -34,11 +35,17 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
+def _environment(folder: Path) -> dict[str, str]:
+    """As people have it: Python keeps what it writes into a pipe until there is more."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return kept | {"TMPDIR": str(folder)}
+
+
 def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [*DEMO, *arguments],
         cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(folder)},
+        env=_environment(folder),
         capture_output=True,
         text=True,
         check=False,
@@ -62,13 +69,17 @@ def test_the_way_of_a_claim(folder: Path) -> None:
 
 
 def test_it_stays_up_when_asked_and_ends_cleanly(folder: Path) -> None:
-    with subprocess.Popen(
-        [*DEMO, "--mock", "workstation-rtx", "--keep"],
-        cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [*DEMO, "--mock", "workstation-rtx", "--keep"],
+                cwd=ROOT,
+                env=_environment(folder),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(process.terminate)
         assert process.stdout is not None
         seen = ""
         for line in process.stdout:
