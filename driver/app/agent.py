@@ -63,7 +63,7 @@ class Agent:
         self._make_state_directory()
         metrics = Metrics(pool=settings.node_name)
         recorder = events.EventRecorder(component=settings.driver_name, host=settings.node_name, observer=metrics)
-        told = reports.Reports(metrics, recorder, released=self._notify)
+        told = reports.Reports(metrics, recorder, released=self._released)
         listeners = {
             option: listen.bind(address, option=option)
             for option, address in (("--http", settings.http), ("--inspect", settings.inspect))
@@ -164,9 +164,14 @@ class Agent:
                 self._notify()
 
     def _notify(self) -> None:
-        """What should be published may have changed: the hardware, or whether somebody holds a device that is gone."""
+        """What should be published may have changed with the hardware."""
         if self._outside is not None:
             self._outside.notify()
+
+    def _released(self) -> None:
+        """Perhaps nobody holds a device any more that is gone."""
+        if self._outside is not None:
+            self._outside.released()
 
     def _make_state_directory(self) -> None:
         try:

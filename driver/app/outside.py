@@ -67,6 +67,10 @@ class Outside:
         """There are new hardware facts."""
         self._publishing.notify()
 
+    def released(self) -> None:
+        """A claim let go of its devices."""
+        self._publishing.released()
+
     def stop(self) -> None:
         """End in reverse."""
         with self._connected:

@@ -102,10 +102,17 @@ class Publisher:
             self._thread.join(timeout_s)
 
     def notify(self) -> None:
-        """The inventory or the record has changed: look again now, also where the last try failed."""
+        """The inventory has changed: look again now, also where the last try failed."""
         if self._reconciler is not None:
             self._reconciler.unblock()
         self._wake.set()
+
+    def released(self) -> None:
+        """A claim let go of its devices: look again if that may free one that is missing. Every Unprepare comes by, and a look
+        costs more than it.
+        """
+        if self._reconciler is not None and self._reconciler.missing:
+            self.notify()
 
     def state(self) -> PublishState:
         """How things stand."""

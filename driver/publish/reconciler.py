@@ -129,6 +129,8 @@ class Reconciler:
         self._timing = timing
         self._clock = clock
         self._last = PublishState()
+        self.missing = False
+        """Whether, at the last look, a device was missing of what is published: somebody may hold it."""
         self._published: absent.Published | None = None
         self._saved: Mapping[str, Any] = {}
         self._seen_generation = 0
@@ -199,6 +201,7 @@ class Reconciler:
         if (conflict := self._coexistence(aim, view, published)) is not None:
             aim.ready, aim.reason = (), conflict
         missing = absent.missing(aim.ready, published)
+        self.missing = bool(missing)
         looked = self._holding.look(missing, self._recorded(missing))
         if looked.trouble is not None:
             aim.findings.append(self._finding("claims-not-listed", looked.trouble))

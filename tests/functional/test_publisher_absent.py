@@ -9,6 +9,7 @@ coexistence with other drivers and with NVIDIA's device plugin; nothing readable
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -82,8 +83,17 @@ def test_a_lost_gpu_that_is_prepared_is_tainted_with_one_write_until_it_is_unpre
     assert (taint["key"], taint["effect"]) == (f"{DRIVER}/absent", "NoSchedule")
     assert [device.absent for device in running.publisher.state().devices] == [False, True, False]
     running.agent.held = ()
-    running.publisher.notify()
+    running.publisher.released()
     until(lambda: running.listed() == WITHOUT)
+
+
+def test_a_claim_that_is_released_is_no_reason_to_look_where_nothing_is_missing(running: Running) -> None:
+    running.settled()
+    looks = running.agent.asked
+    for _ in range(20):
+        running.publisher.released()
+        threading.Event().wait(0.01)
+    assert running.agent.asked == looks
 
 
 def test_a_lost_gpu_that_a_claim_names_is_tainted_until_none_does(running: Running) -> None:
