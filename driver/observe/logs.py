@@ -53,6 +53,10 @@ def log_start(settings: config.Settings) -> None:
     logger.info("Settings: %s", " ".join(f"{name}={value}" for name, value in told.items() if value is not None))
 
 
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
+"""json.dumps with an option makes an encoder for every call."""
+
+
 class Handler(logging.StreamHandler[TextIO]):
     """Writes lines; where nobody reads them any more, the agent goes on."""
 
@@ -65,7 +69,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        bound = "".join(f" {key}={json.dumps(value, ensure_ascii=False)}" for key, value in context.fields().items())
+        bound = "".join(f" {key}={_quoted(value)}" for key, value in context.fields().items())
         # Text from hardware or from the cluster could otherwise begin a line of its own.
         message = _one_line(record.getMessage() + bound)
         line = f"{_utc(record.created)} {record.levelname} {record.name}: {message}"
@@ -96,6 +100,8 @@ def _utc(seconds: float) -> str:
 
 
 def _one_line(text: str) -> str:
+    if text.isprintable():  # nearly always, and every Prepare writes a line
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
