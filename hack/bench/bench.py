@@ -41,8 +41,10 @@ class Options:
     idle_s: float = 60.0
     """The window in which nothing happens."""
 
-    repairs: int = 10
-    """Slices edited, slices deleted."""
+    repairs: int = 6
+    """Slices edited, slices deleted, and deleted again: within what the agent writes at once (20) against somebody who undoes
+    its writes; beyond that it slows down on purpose.
+    """
 
     probes: int = 30
     """Warm probes of each machine."""
