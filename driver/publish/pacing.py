@@ -32,8 +32,8 @@ class Timing:
     """A driver whose slices kubelet has just wiped is back soon: its silence must last before we take its place."""
 
     writes_at_once: int = 20
-    write_every_s: float = 10.0
-    """Against somebody who undoes our writes: so many at once, then one this often."""
+    write_every_s: float = 1.5
+    """Against somebody who undoes our writes: so many at once, then one this often, which still puts a slice back within 2 s."""
 
 
 class Backoff:
