@@ -87,7 +87,9 @@ class Settings:
     node_name: str
     """The Node's name: name of the pool, field selector of slices, subject of Events."""
     mock: str | None
-    """A machine of the zoo or a file; None: this machine."""
+    """A machine of the zoo or a file; None: this machine, or the one that the Node's label names."""
+    mock_node_label: str | None
+    """The key of the label of the Node whose value names a machine of the zoo; None: no label is asked for."""
     kubeconfig: Path | None
     """None: the service account of the pod."""
     kubelet_dir: Path
@@ -116,6 +118,11 @@ class Settings:
     collect_interval_s: float
     log_format: LogFormat
     log_level: LogLevel
+
+    @property
+    def mocked(self) -> bool:
+        """Whether a machine is replayed, also where it is not known yet which."""
+        return self.mock is not None or self.mock_node_label is not None
 
     @property
     def registry_dir(self) -> Path:

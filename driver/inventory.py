@@ -108,6 +108,10 @@ class Inventory:
         """Begin with a full probe, at once."""
         self._thread.start()
 
+    def hold_up(self, reason: str | None) -> None:
+        """Say, before `start`, why the hardware cannot be looked at yet; None when nothing is in the way any more."""
+        self._set(replace(self.state(), error=reason))
+
     def stop(self) -> None:
         """End the loop. A look under way ends when its prober is closed, which is the caller's to do."""
         with self._changed:
@@ -142,7 +146,7 @@ class Inventory:
 
     def _set(self, state: InventoryState) -> None:
         with self._changed:
-            if state.error is None:
+            if state.error is None and state.snapshot is not None:
                 self._looked_at = self._elapsed()
             if replace(state, changes=0, read_at=None) != replace(self._state, changes=0, read_at=None):
                 state = replace(state, changes=self._state.changes + 1)

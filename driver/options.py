@@ -31,6 +31,7 @@ _LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _DRIVER_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DURATION = re.compile(r"(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m(?!s))?(?:([0-9]{1,9})s)?(?:([0-9]{1,9})ms)?")
 
 
@@ -86,6 +87,14 @@ def parse_node_name(text: str) -> str:
             f" digit, at most {DNS_SUBDOMAIN_MAX} characters"
         )
     return text
+
+
+def parse_label_key(text: str) -> str | None:
+    """The key of a label (`name` or `domain/name`); empty for none."""
+    prefix, slash, name = text.rpartition("/")
+    if text and (_LABEL_NAME.fullmatch(name) is None or (slash and not is_dns_subdomain(prefix))):
+        raise ValueError("not the key of a label such as mock.nearfield.dev/machine")
+    return text or None
 
 
 def parse_driver_name(text: str) -> str:
@@ -199,6 +208,13 @@ OPTIONS: tuple[Option, ...] = (
         parse=lambda text: text or None,
         default="",
         help="Replay a machine of `nearfield machines`, a Machine (YAML) or a Recording (JSON, .gz) instead of this one.",
+    ),
+    Option(
+        name="mock-node-label",
+        metavar="KEY",
+        parse=parse_label_key,
+        default="",
+        help="Replay the machine that this label of the Node names; where the Node has no such label, --mock counts.",
     ),
     Option(
         name="kubeconfig",
@@ -337,10 +353,10 @@ def parse_given(chosen: Iterable[Option], given: Mapping[str, Given]) -> dict[st
             parsed[option.setting] = option.parse(text)
         except ValueError as err:
             problems.append(f"{_spell(option, value, text)}: {err}")
-    if parsed.get("mock") is not None:
-        roots = [f"--{name}" for name in ("sysfs", "procfs", "dev") if name in given]
-        if roots:
-            problems.append(f"--mock brings its own machine: leave out {', '.join(roots)}, or --mock")
+    for name in ("mock", "mock-node-label"):
+        roots = [f"--{root}" for root in ("sysfs", "procfs", "dev") if root in given]
+        if parsed.get(name.replace("-", "_")) is not None and roots:
+            problems.append(f"--{name} brings its own machine: leave out {', '.join(roots)}, or --{name}")
     if problems:
         raise ConfigError("\n".join(problems))
     return parsed
@@ -379,7 +395,7 @@ def missing_paths(settings: config.Settings) -> tuple[str, ...]:
     Not looked at: folders that the agent makes itself, and the driver root, which an operator's container may mount later.
     """
     problems: list[str] = []
-    if settings.mock is None:
+    if not settings.mocked:
         problems += missing_roots(sysfs=settings.sysfs, procfs=settings.procfs, dev=settings.dev)
     if settings.kubeconfig is not None and not settings.kubeconfig.is_file():
         problems.append(f"--kubeconfig {settings.kubeconfig}: no such file")

@@ -13,20 +13,18 @@ import pydantic
 
 from discovery import document
 from discovery.errors import DocumentError
-from discovery.mock import expand, machine, products, recording
+from discovery.mock import expand, machine, products, recording, shelf
 from discovery.mock.pcitree import MachineError
 from discovery.mock.products import Model
 
-_HERE = Path(__file__).parent
-_MACHINES = _HERE / "machines"
-_PRODUCTS = _HERE / "products.yaml"
+_PRODUCTS = Path(__file__).parent / "products.yaml"
 
 M = TypeVar("M", bound=Model)
 
 
 def names() -> tuple[str, ...]:
     """The machines of the zoo."""
-    return tuple(sorted(path.stem for path in _MACHINES.glob("*.yaml")))
+    return shelf.names()
 
 
 def describe(name: str) -> str:
@@ -77,7 +75,7 @@ def parse_machine(read: document.Document) -> recording.Recording:
 def _path(name: str) -> Path:
     if name not in names():
         raise DocumentError(f"{name}: no machine of the zoo; there are {', '.join(names())}")
-    return _MACHINES / f"{name}.yaml"
+    return shelf.path(name)
 
 
 def _machine(read: document.Document) -> machine.Machine:

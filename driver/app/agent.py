@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from discovery import child, sysfs
 from discovery.errors import SourceError
 from driver import config, inventory
-from driver.app import hardware, late, parts, reports, room
+from driver.app import hardware, late, machine, parts, reports, room
 from driver.errors import ConfigError, DriverError
 from driver.kube import events
 from driver.kubelet import server
@@ -75,9 +75,9 @@ class Agent:
         stack.callback(self._prober.close)
         readings = inventory.Inventory(self._prober, interval_s=settings.probe_interval_s, observer=metrics)
         stack.callback(readings.stop)
-        self._spawn("hardware", lambda: self._read_hardware(readings))
 
         claims = room.build(settings, boot_id=boot_id, readings=readings, told=told, stop=self._stop, stack=stack)
+        self._spawn("hardware", lambda: self._read_hardware(readings, claims.reader))
         claims.open()
         health = late.LateHealth()
         kubelet = server.KubeletServer(
@@ -133,9 +133,11 @@ class Agent:
             self._failure = error
         self._stop.set()
 
-    def _read_hardware(self, readings: inventory.Inventory) -> None:
+    def _read_hardware(self, readings: inventory.Inventory, nodes: machine.NodeReader) -> None:
         """Begin to look at the hardware; a mock machine is rendered before."""
-        hardware.render(self._settings)
+        mock = machine.choose(self._settings, nodes=nodes, stop=self._stop, waiting=readings.hold_up)
+        if mock is not None:
+            hardware.render(self._settings, mock)
         if not self._stop.is_set():
             readings.start()
 

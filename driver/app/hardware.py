@@ -27,7 +27,7 @@ def mock_directory(settings: config.Settings) -> Path:
 
 def source(settings: config.Settings) -> child.Source:
     """What the probe reads."""
-    if settings.mock is not None:
+    if settings.mocked:
         mock = mock_directory(settings)
         return child.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
     return child.Source(
@@ -40,15 +40,13 @@ def prober(settings: config.Settings, *, rails: Mapping[PciAddress, int]) -> chi
     return child.ProbeChild(source=source(settings), options=child.ProbeOptions(rails=rails))
 
 
-def render(settings: config.Settings) -> None:
-    """Render the mock machine, if there is one, in a process of its own: only that one needs what reads documents.
+def render(settings: config.Settings, machine: str) -> None:
+    """Render a mock machine, a name of the zoo or a file, in a process of its own: only that one needs what reads documents.
 
     Raises ConfigError where --mock names no usable machine, ProbeError where rendering failed.
     """
-    if settings.mock is None:
-        return
     directory = str(mock_directory(settings))
-    command = [sys.executable, "-m", "discovery.mock", "--end-with-stdin", settings.mock, directory]
+    command = [sys.executable, "-m", "discovery.mock", "--end-with-stdin", machine, directory]
     # The end of this pipe is the end of this process, however that comes about; nothing is ever written to it.
     alive, ours = os.pipe()
     try:
@@ -62,11 +60,11 @@ def render(settings: config.Settings) -> None:
             stdin=alive,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProbeError(f"The mock machine {settings.mock} could not be rendered: {error}") from error
+        raise ProbeError(f"The mock machine {machine} could not be rendered: {error}") from error
     finally:
         os.close(alive)
         os.close(ours)
     if done.returncode == _USAGE:
         raise ConfigError(f"--mock {done.stderr.strip()}")
     if done.returncode:
-        raise ProbeError(f"The mock machine {settings.mock} could not be rendered: {done.stderr.strip()}")
+        raise ProbeError(f"The mock machine {machine} could not be rendered: {done.stderr.strip()}")

@@ -14,33 +14,43 @@ from driver import values
 from driver.errors import ApiError, ApiReason
 
 
-class ClaimReader(Protocol):
-    """Who reads claims once it is there."""
+class Reader(Protocol):
+    """Who reads objects once it is there."""
 
     def get_claim(self, namespace: str, name: str, *, timeout_s: float) -> Any:
         """The ResourceClaim as JSON. Raises ApiError."""
 
+    def get_node(self, name: str, *, timeout_s: float) -> Any:
+        """The Node as JSON. Raises ApiError."""
 
-class LateClaimReader:
+
+class LateReader:
     """Hands calls on to `reader` as soon as one was set."""
 
     def __init__(self) -> None:
-        self._reader: ClaimReader | None = None
+        self._reader: Reader | None = None
         self._there = threading.Event()
 
-    def set(self, reader: ClaimReader) -> None:
+    def set(self, reader: Reader) -> None:
         """From now on there is one."""
         self._reader = reader
         self._there.set()
 
     def get_claim(self, namespace: str, name: str, *, timeout_s: float) -> Any:
         """The ResourceClaim as JSON. Raises ApiError, also when no client came within the time."""
+        return self._wait(timeout_s).get_claim(namespace, name, timeout_s=timeout_s)
+
+    def get_node(self, name: str, *, timeout_s: float) -> Any:
+        """The Node as JSON. Raises ApiError, also when no client came within the time."""
+        return self._wait(timeout_s).get_node(name, timeout_s=timeout_s)
+
+    def _wait(self, timeout_s: float) -> Reader:
         if not self._there.wait(timeout_s) or self._reader is None:
             raise ApiError(
                 "The client of the API server is still being set up: are kubeconfig and service account in order?",
                 reason=ApiReason.UNAVAILABLE,
             )
-        return self._reader.get_claim(namespace, name, timeout_s=timeout_s)
+        return self._reader
 
 
 class HealthSource(Protocol):

@@ -31,7 +31,7 @@ class PrepareRoom:
     record: store.Store
     leadership: epoch.Epoch
     node_spec: nodespec.NodeSpec
-    reader: late.LateClaimReader
+    reader: late.LateReader
     executor: executor.Executor
     collector: collector.Collector
 
@@ -52,7 +52,7 @@ def build(
     stack: contextlib.ExitStack,
 ) -> PrepareRoom:
     """Build the room; what it holds open is closed by `stack`. Nothing is read or written yet but lock files."""
-    dialect = cdi.Dialect(driver=settings.driver_name, mock=settings.mock is not None)
+    dialect = cdi.Dialect(driver=settings.driver_name, mock=settings.mocked)
     node = executor.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
     directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect)
     record = store.Store(
@@ -65,7 +65,7 @@ def build(
     leadership = epoch.Epoch(settings.state_dir)
     stack.callback(leadership.close)
     claim_locks = locks.Locks(settings.state_dir, stop=stop)
-    nodes = devnodes.DeviceNodes(hardware.source(settings).dev, mock=settings.mock is not None)
+    nodes = devnodes.DeviceNodes(hardware.source(settings).dev, mock=settings.mocked)
     node_spec = nodespec.NodeSpec(
         directory,
         dialect=dialect,
@@ -74,7 +74,7 @@ def build(
         node_locks=claim_locks,
         driver_version=lambda: _driver_version(readings),
     )
-    reader = late.LateClaimReader()
+    reader = late.LateReader()
     answers = executor.Executor(
         node,
         record=record,

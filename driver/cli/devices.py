@@ -36,11 +36,11 @@ COLUMNS: tuple[tuple[str, str], ...] = (
       nearfield devices --mock dgx-h100 -o json | jq '.items[].attributes.alignedPair.string'
     """,
 )
-@parameters.add(*source.OPTIONS, "driver-name")
+@parameters.add(*source.OPTIONS)
 @output.option()
 def command(output_format: output.Format, **values: str | None) -> None:
     """List the devices."""
-    parsed = source.parse(values, "driver-name")
+    parsed = source.parse(values)
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
     offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent))

@@ -26,13 +26,13 @@ from driver.publish import limits, slices
       nearfield slices --mock gb200-tray --node-name n1 -o yaml | kubectl create -f -
     """,
 )
-@parameters.add(*source.OPTIONS, "node-name", "driver-name")
+@parameters.add(*source.OPTIONS, "node-name")
 @output.option()
 def command(output_format: output.Format, **values: str | None) -> None:
     """Print the slices."""
     if values["node_name"] is None:
         values["node_name"] = _host_name()
-    parsed = source.parse(values, "node-name", "driver-name")
+    parsed = source.parse(values, "node-name")
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
     offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent))

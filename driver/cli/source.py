@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that a verb looks at: this one, or one that --mock names, through the same probe in a child process."""
+"""The machine that a verb looks at, through the same probe in a child process: this one, one that --mock names, or the one
+that the agent beside it replays because its Node's label says so.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from driver import config, options
 from driver.cli import parameters
 from driver.errors import ConfigError
 
-OPTIONS = ("mock", "config", "sysfs", "procfs", "dev", "driver-root", "driver-root-mount")
+OPTIONS = (
+    *("mock", "mock-node-label", "config", "kubelet-dir", "state-dir", "sysfs", "procfs", "dev"),
+    *("driver-root", "driver-root-mount", "driver-name"),
+)
 """The options of every verb that looks at a machine, in one spelling with those of `run`."""
 
 PROBE_TIMEOUT_S = 60.0
@@ -30,8 +35,12 @@ _ROOM_BYTES = 64 << 20
 def parse(values: Mapping[str, str | None], *more: str) -> dict[str, Any]:
     """The values of OPTIONS and `more`, by field name of Settings. Raises ConfigError."""
     chosen = [option for option in options.OPTIONS if option.name in (*OPTIONS, *more)]
-    parsed = options.parse_given(chosen, parameters.given(values))
-    if parsed["mock"] is None:
+    given = parameters.given(values)
+    parsed = options.parse_given(chosen, given)
+    if parsed["mock"] is not None and not given["mock"].from_environment:
+        # Who types a machine wants that one, whatever the agent's variables in the same container say.
+        parsed["mock_node_label"] = None
+    if parsed["mock"] is None and parsed["mock_node_label"] is None:
         require_roots(parsed)
     return parsed
 
@@ -65,6 +74,9 @@ def take_snapshot(parsed: Mapping[str, Any], agent: config.AgentConfig) -> model
 @contextlib.contextmanager
 def place(parsed: Mapping[str, Any]) -> Iterator[probing.Source]:
     """Where the machine's files lie; a machine that --mock names is rendered for the length of the block."""
+    if parsed.get("mock_node_label") is not None:
+        yield _chosen_by_label(parsed)
+        return
     if parsed["mock"] is None:
         driver_root = parsed.get("driver_root_mount", parsed["driver_root"])
         yield probing.Source(
@@ -80,6 +92,19 @@ def place(parsed: Mapping[str, Any]) -> Iterator[probing.Source]:
     with tempfile.TemporaryDirectory(prefix="nearfield-", dir=_quick_folder()) as directory:
         tree = render.render(machine, Path(directory) / "machine")
         yield probing.Source(sys=tree.sys, proc=tree.proc, dev=tree.dev, mock=tree.directory)
+
+
+def _chosen_by_label(parsed: Mapping[str, Any]) -> probing.Source:
+    """The machine as the agent rendered it, faults and all. Raises ConfigError where there is none yet."""
+    from discovery.mock import live, render
+
+    tree = render.MockTree(options.state_dir(parsed) / "mock")
+    if not (tree.directory / live.FILE).is_file():
+        raise ConfigError(
+            f"{tree.directory} holds no machine: --mock-node-label shows the one that the agent of this node replays, and none"
+            " was chosen yet; look at the agent's log, or give --mock MACHINE"
+        )
+    return probing.Source(sys=tree.sys, proc=tree.proc, dev=tree.dev, mock=tree.directory)
 
 
 def _quick_folder() -> str | None:

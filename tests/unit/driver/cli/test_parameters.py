@@ -158,6 +158,7 @@ def test_every_option_reaches_the_settings(tmp_path: Path) -> None:
     assert typed == config.Settings(
         node_name="n1",
         mock=None,
+        mock_node_label=None,
         kubeconfig=kubeconfig,
         kubelet_dir=Path("/k"),
         cdi_dir=Path("/c"),

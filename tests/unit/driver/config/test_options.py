@@ -44,6 +44,7 @@ def test_the_documented_defaults() -> None:
     assert build() == config.Settings(
         node_name="n1",
         mock=None,
+        mock_node_label=None,
         kubeconfig=None,
         kubelet_dir=Path("/var/lib/kubelet"),
         cdi_dir=Path("/var/run/cdi"),
@@ -221,6 +222,24 @@ def test_all_problems_are_said_at_once() -> None:
 def test_a_mock_brings_its_own_machine() -> None:
     assert refusal(mock="dgx-h100", sysfs="/sys", dev="/x") == [
         "--mock brings its own machine: leave out --sysfs, --dev, or --mock"
+    ]
+    assert refusal(mock_node_label="x/y", procfs="/p") == [
+        "--mock-node-label brings its own machine: leave out --procfs, or --mock-node-label"
+    ]
+    assert (build(mock_node_label="x").mocked, build(mock="x").mocked, build().mocked) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    "key", ["machine", "mock.nearfield.dev/machine", "a.b/C_d.e-f", "n" * 63, f"{'p' * 63}.{'q' * 63}/x"]
+)
+def test_a_label_key_as_kubernetes_takes_it(key: str) -> None:
+    assert build(mock_node_label=key).mock_node_label == key
+
+
+@pytest.mark.parametrize("key", ["/x", "a/", "a/b/c", "A.b/x", "-x", "x-", "n" * 64, "a=b", "ä", f"{'p' * 64}/x", " x"])
+def test_what_is_no_label_key(key: str) -> None:
+    assert refusal(mock_node_label=key) == [
+        f"--mock-node-label {key}: not the key of a label such as mock.nearfield.dev/machine"
     ]
 
 
