@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check bench genproto clean
+.PHONY: help demo test check e2e bench genproto clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
@@ -27,6 +27,9 @@ test: $(VENV)/.dev  ## Everything: format, lint, types, layers, unit and functio
 	hack/check
 
 check: test  ## The same as test
+
+e2e: $(VENV)/.dev  ## Real pods on a real Kubernetes node, made here for the purpose; needs root and Go (hack/e2e --help)
+	hack/e2e
 
 bench: $(VENV)/.dev  ## Measure; see docs/performance.md
 	$(BIN)/python -m hack.bench

@@ -28,6 +28,7 @@ from proto.dra.v1beta1 import api_pb2 as dra_v1beta1
 from proto.dra_health.v1 import api_pb2 as health_v1
 from proto.dra_health.v1alpha1 import api_pb2 as health_v1alpha1
 from proto.pluginregistration.v1 import api_pb2 as registration_v1
+from proto.podresources.v1 import api_pb2 as podresources_v1
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,6 +80,31 @@ REGISTRATION: Messages = {
     "RegistrationStatus": {1: "bool plugin_registered", 2: "string error"},
     "RegistrationStatusResponse": {},
 }
+PODRESOURCES: Messages = {
+    "ListPodResourcesRequest": {},
+    "ListPodResourcesResponse": {1: "repeated PodResources pod_resources"},
+    "GetPodResourcesRequest": {1: "string pod_name", 2: "string pod_namespace"},
+    "GetPodResourcesResponse": {1: "PodResources pod_resources"},
+    "PodResources": {1: "string name", 2: "string namespace", 3: "repeated ContainerResources containers"},
+    "ContainerResources": {1: "string name", 5: "repeated DynamicResource dynamic_resources"},
+    "DynamicResource": {
+        2: "string claim_name",
+        3: "string claim_namespace",
+        4: "repeated ClaimResource claim_resources",
+    },
+    "ClaimResource": {
+        1: "repeated CDIDevice cdi_devices",
+        2: "string driver_name",
+        3: "string pool_name",
+        4: "string device_name",
+        5: "optional string share_id",
+    },
+    "CDIDevice": {1: "string name"},
+}
+PODRESOURCES_METHODS = {
+    "List": ("ListPodResourcesRequest", "ListPodResourcesResponse", False),
+    "Get": ("GetPodResourcesRequest", "GetPodResourcesResponse", False),
+}
 REGISTRATION_METHODS = {
     "GetInfo": ("InfoRequest", "PluginInfo", False),
     "NotifyRegistrationStatus": ("RegistrationStatus", "RegistrationStatusResponse", False),
@@ -91,6 +117,7 @@ FILES: tuple[tuple[FileDescriptor, str, str, Messages, Methods], ...] = (
     (health_v1.DESCRIPTOR, "v1", "DRAResourceHealth", HEALTH, HEALTH_METHODS),
     (health_v1alpha1.DESCRIPTOR, "v1alpha1", "DRAResourceHealth", HEALTH, HEALTH_METHODS),
     (registration_v1.DESCRIPTOR, "pluginregistration", "Registration", REGISTRATION, REGISTRATION_METHODS),
+    (podresources_v1.DESCRIPTOR, "v1", "PodResourcesLister", PODRESOURCES, PODRESOURCES_METHODS),
 )
 
 SCALARS = {

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `hack/e2e`: the scenarios of tests/e2e on a real node, from nothing to nothing.
+
+What it brings up it takes down, however it ends: pytest's fixtures do so, and what they could not do, because they were
+killed, is done here afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from hack.realnode import cluster, layout, needs
+from hack.realnode.errors import ClusterError
+
+ROOT = Path(__file__).parent.parent
+NAME_MAX = 6
+SCENARIO_S = 300
+"""pytest's limit for one scenario, clusters included."""
+
+EPILOG = """examples:
+  hack/e2e                                       all scenarios on a new node, which is taken down afterwards
+  hack/e2e -k one_gpu                            some of them; what is no option of ours goes to pytest
+  hack/e2e --cluster dev --keep -k one_gpu       on the cluster `dev`, which stays for the next run
+  hack/cluster --name dev down                   and is taken down so
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the scenarios; the exit status is that of pytest, or 1 where it did not come to that."""
+    parser = argparse.ArgumentParser(
+        prog="hack/e2e",
+        description="Run the scenarios of tests/e2e with real pods on a real Kubernetes node on this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--cluster", default="e2e", metavar="NAME", help="name of the cluster (default: e2e)")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster running for the next run")
+    parser.add_argument(
+        "--image", type=Path, metavar="ARCHIVE", help="the agent's image (default: hack/image makes it)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where logs of failures go (default: a new folder)")
+    given, rest = parser.parse_known_args(arguments)
+    try:
+        return _run(given, rest)
+    except ClusterError as error:
+        print(f"hack/e2e: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
+    needs.require_root()
+    layout.Layout(given.cluster)  # says what is wrong with the name
+    image = given.image or _build_image()
+    out = given.out or Path(tempfile.mkdtemp(prefix="nearfield-e2e-"))
+    out.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "NEARFIELD_E2E_CLUSTER": given.cluster,
+        "NEARFIELD_E2E_KEEP": "1" if given.keep else "0",
+        "NEARFIELD_E2E_IMAGE": str(image.absolute()),
+        "NEARFIELD_E2E_OUT": str(out.absolute()),
+    }
+    chosen = [argument for argument in rest if argument.startswith("tests/")]
+    command = [
+        *(sys.executable, "-m", "pytest", "-p", "no:randomly", "--timeout", str(SCENARIO_S), "--durations", "10"),
+        *(() if chosen else ("tests/e2e",)),
+        *rest,
+    ]
+    try:
+        status = _pytest(command, environment)
+    finally:
+        _take_down(given.cluster, keep=given.keep)
+    if status != 0 and any(out.iterdir()):
+        print(f"hack/e2e: the logs of what failed are in {out}", file=sys.stderr)
+    elif not any(out.iterdir()):
+        out.rmdir()
+    return status
+
+
+def _build_image() -> Path:
+    done = subprocess.run([ROOT / "hack/image"], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"hack/image ended with status {done.returncode}")
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def _pytest(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Runs it to its end. The first signal to us interrupts it, so that it takes its clusters down; the second one kills it."""
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    with _forwarded(process):
+        return process.wait()
+
+
+@contextlib.contextmanager
+def _forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    asked = 0
+
+    def forward(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        process.send_signal(signal.SIGINT if asked == 1 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _take_down(name: str, *, keep: bool) -> None:
+    """What pytest left. Clusters of another kind have the name with a number at the end."""
+    others = re.compile(re.escape(name[: NAME_MAX - 1]) + "[0-9]+")
+    for found in cluster.names():
+        if others.fullmatch(found) or (found == name and not keep):
+            cluster.down(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fixtures of the scenarios. `space` is what most of them need: a namespace on a node with the agent.
+
+A file whose scenarios need another cluster defines `site` for itself, with module scope, by `sites.other(...)`; everything
+else then is about that one. After every test nothing may be left of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.kit import collect, left
+from tests.e2e.kit.agent import Agent
+from tests.e2e.kit.api import Api
+from tests.e2e.kit.sites import Settings, Site, Sites
+from tests.e2e.kit.space import Space
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def sites() -> Sites:
+    """Who brings clusters up."""
+    return Sites(Settings.from_environment())
+
+
+@pytest.fixture(scope="session")
+def site(sites: Sites) -> Iterator[Site]:
+    """The cluster of most tests: Kubernetes with its defaults, the agent on a mock DGX H100."""
+    with sites.default() as found:
+        yield found
+
+
+@pytest.fixture
+def api(site: Site) -> Api:
+    """Its API server, as the administrator."""
+    return site.api
+
+
+@pytest.fixture
+def agent(site: Site) -> Agent:
+    """Its agent."""
+    return site.agent
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest, site: Site, sites: Sites) -> Iterator[left.Leftovers]:
+    """After every test: no pod, claim, record, CDI file or socket is left of it, and the slices are those of before."""
+    site.agent.wait_ready()
+    before = left.Leftovers(api=site.api, agent=site.agent, disk=site.disk, kubelet=site.kubelet)
+    yield before
+    try:
+        before.require_nothing()
+    except AssertionError:
+        _collect(request.node, site, sites)
+        raise
+
+
+@pytest.fixture
+def spaces(request: pytest.FixtureRequest, nothing_left: left.Leftovers, site: Site) -> Iterator[Callable[[], Space]]:
+    """Makes namespaces for a test that needs several."""
+    made: list[Space] = []
+
+    def make() -> Space:
+        short = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
+        space = Space(site.api, site.cluster, f"e2e-{short}-{next(_NUMBERS)}")
+        made.append(space)
+        space.open()
+        return space
+
+    yield make
+    for space in reversed(made):
+        space.close()
+
+
+@pytest.fixture
+def space(spaces: Callable[[], Space]) -> Space:
+    """The namespace of the test."""
+    return spaces()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Collects what there is to see when a test has failed, before its objects are deleted."""
+    report: pytest.TestReport = yield  # type: ignore[assignment]
+    if report.when == "call" and report.failed and isinstance(item, pytest.Function):
+        site, sites = item.funcargs.get("site"), item.funcargs.get("sites")
+        if isinstance(site, Site) and isinstance(sites, Sites):
+            _collect(item, site, sites)
+    return report  # type: ignore[return-value]
+
+
+def _collect(item: pytest.Item, site: Site, sites: Sites) -> None:
+    name = re.sub("[^A-Za-z0-9_.-]+", "-", item.name)
+    into = sites.settings.out / name
+    collect.collect(into, cluster=site.cluster, api=site.api, disk=site.disk)
+    item.add_report_section("call", "collected", f"What was to be seen after the failure lies in {into}")

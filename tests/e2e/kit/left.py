@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may not be left behind by a test: looked at from the API, from kubelet and from the node's disk."""
+
+from __future__ import annotations
+
+import copy
+
+from tests.e2e.kit import waiting
+from tests.e2e.kit.agent import Agent
+from tests.e2e.kit.api import Api, Json
+from tests.e2e.kit.kubelet import Kubelet
+from tests.e2e.kit.node import Disk
+
+PATIENCE_S = 60.0
+
+
+class Leftovers:
+    """Compares a node with itself before a test."""
+
+    def __init__(self, *, api: Api, agent: Agent, disk: Disk, kubelet: Kubelet) -> None:
+        self._api = api
+        self._agent = agent
+        self._disk = disk
+        self._kubelet = kubelet
+        self._slices = self._published()
+
+    def require_nothing(self, *, timeout_s: float = PATIENCE_S) -> None:
+        """Return once nothing is left; fails with a list of what is."""
+        found: list[str] = []
+
+        def clean() -> bool:
+            found[:] = self.found()
+            return not found
+
+        waiting.until(clean, "nothing left of the test", timeout_s=timeout_s, told=lambda: found)
+
+    def found(self) -> list[str]:
+        """What is left now."""
+        left = [
+            f"{kind} {item['metadata']['namespace']}/{item['metadata']['name']}"
+            for kind in ("Pod", "ResourceClaim")
+            for item in self._api.items(kind)
+            if item["metadata"]["namespace"].startswith("e2e-")
+        ]
+        left += [f"record: {entry.state} {entry.claim}" for entry in self._disk.record()]
+        left += [f"CDI file {path.name}" for path in self._disk.claim_files()]
+        in_use = self._kubelet.claims_in_use()
+        left += [f"kubelet has {in_use} claims in use"] if in_use else []
+        wanted = self._agent.socket_paths()
+        there = self._disk.sockets()
+        left += [f"socket {path}" for path in sorted(there - wanted)]
+        left += [f"no socket {path}" for path in sorted(wanted - there)]
+        if self._published() != self._slices:
+            left.append(f"slices are not those of before: {[s['metadata']['name'] for s in self._agent.slices()]}")
+        return left
+
+    def _published(self) -> list[Json]:
+        """The slices with what a user sees of them: a repair raises the generation and renames nothing."""
+        kept = []
+        for item in self._agent.slices():
+            spec = copy.deepcopy(item["spec"])
+            del spec["pool"]["generation"]
+            kept.append(spec)
+        return kept

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster with the agent on it, as one value; and who brings clusters up and takes them down again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hack.realnode import cluster as clusters
+from hack.realnode.errors import ClusterError
+from tests.e2e.kit.agent import MACHINE, Agent
+from tests.e2e.kit.api import Api
+from tests.e2e.kit.kubelet import Kubelet
+from tests.e2e.kit.node import Disk
+
+NAME_MAX = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A cluster, and the places from which it is looked at."""
+
+    cluster: clusters.Cluster
+    api: Api
+    disk: Disk
+    kubelet: Kubelet
+    agent: Agent
+
+    @property
+    def node_name(self) -> str:
+        """The Node's."""
+        return self.cluster.node_name
+
+    @property
+    def pool(self) -> str:
+        """The pool of its devices."""
+        return self.cluster.node_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `hack/e2e` was told. `image`: archive of the agent's image; `out`: for what is collected after failures."""
+
+    name: str
+    keep: bool
+    image: Path
+    out: Path
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """As `hack/e2e` sets it."""
+        return cls(
+            name=os.environ["NEARFIELD_E2E_CLUSTER"],
+            keep=os.environ.get("NEARFIELD_E2E_KEEP") == "1",
+            image=Path(os.environ["NEARFIELD_E2E_IMAGE"]),
+            out=Path(os.environ["NEARFIELD_E2E_OUT"]),
+        )
+
+
+class Sites:
+    """Brings up what is asked for. `up` is a context: the calling thread is in the cluster's network meanwhile."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._numbers = itertools.count(2)
+
+    @contextlib.contextmanager
+    def default(self) -> Iterator[Site]:
+        """The cluster of most tests; with `--keep` it stays, and the next run finds it."""
+        with self._up(clusters.Options(name=self.settings.name), keep=self.settings.keep) as site:
+            yield site
+
+    @contextlib.contextmanager
+    def other(
+        self,
+        *,
+        emulate: str | None = None,
+        gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+        machine: str = MACHINE,
+        env: Mapping[str, str] | None = None,
+        with_agent: bool = True,
+    ) -> Iterator[Site]:
+        """A cluster of another kind, for the block. The default one goes on running if it runs."""
+        options = clusters.Options(
+            name=f"{self.settings.name[: NAME_MAX - 1]}{next(self._numbers)}",
+            emulate=emulate,
+            gates=gates or {},
+            runtime_config=runtime_config or {},
+        )
+        with self._up(options, keep=False, machine=machine, env=env, with_agent=with_agent) as site:
+            yield site
+
+    @contextlib.contextmanager
+    def _up(
+        self,
+        options: clusters.Options,
+        *,
+        keep: bool,
+        machine: str = MACHINE,
+        env: Mapping[str, str] | None = None,
+        with_agent: bool = True,
+    ) -> Iterator[Site]:
+        with contextlib.ExitStack() as stack:
+            if not keep:
+                stack.callback(clusters.down, options.name)
+            cluster = _up(options)
+            stack.enter_context(cluster.entered())
+            api = Api(cluster.kubeconfig)
+            disk = Disk(cluster.layout)
+            agent = Agent(cluster, api, disk)
+            cluster.load(self.settings.image)
+            if with_agent:
+                agent.apply(machine=machine, env=env)
+            yield Site(cluster=cluster, api=api, disk=disk, kubelet=Kubelet(api, cluster.layout), agent=agent)
+
+
+def _up(options: clusters.Options) -> clusters.Cluster:
+    """Up, and down first where a cluster of that name was left with other options."""
+    try:
+        return clusters.up(options)
+    except ClusterError:
+        if options == replace(options, emulate=None, gates={}, runtime_config={}):
+            raise
+        clusters.down(options.name)
+        return clusters.up(options)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The namespace of one test, and what the test does in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hack.realnode import cluster as clusters
+from tests.e2e.kit import inside, make
+from tests.e2e.kit.api import Api, Json
+
+OWN_KINDS = ("Pod", "ResourceClaim", "ResourceClaimTemplate")
+
+
+class Space:
+    """Everything in it is gone when the test is over."""
+
+    def __init__(self, api: Api, cluster: clusters.Cluster, name: str) -> None:
+        self.api = api
+        self.cluster = cluster
+        self.name = name
+
+    def open(self) -> None:
+        """Make the namespace; pods can be made in it afterwards."""
+        self.api.create(make.namespace(self.name))
+        self.api.wait("ServiceAccount", "default", self.name, until=lambda _: True, what="there")
+
+    def close(self) -> None:
+        """Delete what is in it and wait until that is gone; the empty namespace goes on its own."""
+        for kind in OWN_KINDS:
+            self.api.delete_all(kind, self.name)
+        for kind in OWN_KINDS:
+            for item in self.api.items(kind, self.name):
+                self.api.wait_gone(kind, item["metadata"]["name"], self.name, timeout_s=120)
+        self.api.delete("Namespace", self.name)
+
+    def label(self, labels: Mapping[str, str]) -> None:
+        """Give the namespace labels."""
+        self.api.patch("Namespace", self.name, {"metadata": {"labels": dict(labels)}})
+
+    def create(self, *bodies: Json) -> Json:
+        """Make objects here; the last one as the server stored it."""
+        stored: Json = {}
+        for body in bodies:
+            stored = self.api.create({**body, "metadata": {**body["metadata"], "namespace": self.name}})
+        return stored
+
+    def get(self, kind: str, name: str) -> Json:
+        """An object here."""
+        return self.api.get(kind, name, self.name)
+
+    def delete(self, kind: str, name: str, *, force: bool = False, wait: bool = True) -> None:
+        """Delete an object; `force`: a pod vanishes from the API at once, its containers end when kubelet sees it."""
+        self.api.delete(kind, name, self.name, grace_s=0 if force else None)
+        if wait:
+            self.gone(kind, name)
+
+    def gone(self, kind: str, name: str, *, timeout_s: float = 60.0) -> None:
+        """Wait until there is no such object here."""
+        self.api.wait_gone(kind, name, self.name, timeout_s=timeout_s)
+
+    def running(self, pod: str, *, timeout_s: float = 60.0) -> Json:
+        """The pod, once it runs with all its containers."""
+        return self._phase(pod, _runs, "running", timeout_s)
+
+    def succeeded(self, pod: str, *, timeout_s: float = 60.0) -> Json:
+        """The pod, once it ended well."""
+        return self._phase(pod, lambda item: item["status"]["phase"] == "Succeeded", "succeeded", timeout_s)
+
+    def pending(self, pod: str, *, saying: str = "", timeout_s: float = 60.0) -> Json:
+        """The pod, once the scheduler has said that it cannot be placed, with this in its message."""
+
+        def unplaced(item: Json) -> bool:
+            return any(
+                condition["type"] == "PodScheduled"
+                and condition["status"] == "False"
+                and saying in condition.get("message", "")
+                for condition in item["status"].get("conditions", [])
+            )
+
+        return self.api.wait(
+            "Pod", pod, self.name, until=unplaced, what=f"refused by the scheduler with {saying!r}", timeout_s=timeout_s
+        )
+
+    def retry(self, pod: str) -> None:
+        """Have kubelet try a pod again at once that failed to be prepared: it does so at any change of the object."""
+        self.api.patch("Pod", pod, {"metadata": {"annotations": {"e2e/retry": "now"}}}, self.name)
+
+    def claim_of(self, pod: str, claim: str) -> Json:
+        """The claim behind a pod's name for it, be it made from a template or not."""
+        item = self.get("Pod", pod)
+        for status in item["status"].get("resourceClaimStatuses", []):
+            if status["name"] == claim:
+                return self.get("ResourceClaim", status["resourceClaimName"])
+        (named,) = (entry for entry in item["spec"]["resourceClaims"] if entry["name"] == claim)
+        return self.get("ResourceClaim", named["resourceClaimName"])
+
+    def devices(self, pod: str, claim: str = "gpu", *, request: str | None = None) -> tuple[str, ...]:
+        """The devices that the scheduler gave to a claim of a pod, in its order; of one request of it, or of all."""
+        return allocated(self.claim_of(pod, claim), request=request)
+
+    def logs(self, pod: str, container: str = "main") -> str:
+        """What a container wrote."""
+        return self.cluster.kubectl("logs", "-n", self.name, pod, "-c", container)
+
+    def exec(self, pod: str, *command: str, container: str = "main") -> str:
+        """What a program in a running container writes."""
+        return self.cluster.kubectl("exec", "-n", self.name, pod, "-c", container, "--", *command)
+
+    def look(self, pod: str, container: str = "main") -> inside.View:
+        """What a running container sees of its GPUs."""
+        return inside.parse(self.exec(pod, "sh", "-c", inside.SCRIPT, container=container))
+
+    def looked(self, pod: str, container: str = "main") -> inside.View:
+        """What a container saw that ran `inside.SCRIPT` itself."""
+        return inside.parse(self.logs(pod, container))
+
+    def _phase(self, pod: str, done: Callable[[Json], object], what: str, timeout_s: float) -> Json:
+        try:
+            return self.api.wait("Pod", pod, self.name, until=done, what=what, timeout_s=timeout_s)
+        except AssertionError as error:
+            told = [
+                f"{event.get('reason')}: {event.get('message')}" for event in self.api.events("Pod", pod, self.name)
+            ]
+            raise AssertionError(f"{error}; its Events: {told or 'none'}") from None
+
+
+def allocated(claim: Json, *, request: str | None = None) -> tuple[str, ...]:
+    """The devices of a claim as allocated. `request`: as in the result, with the subrequest where there is one."""
+    results = claim["status"]["allocation"]["devices"]["results"]
+    return tuple(result["device"] for result in results if request in (None, result["request"]))
+
+
+def _runs(pod: Json) -> bool:
+    statuses = pod["status"].get("containerStatuses", [])
+    assert pod["status"].get("phase") not in ("Failed", "Succeeded"), f"it ended: {pod['status']}"
+    return pod["status"].get("phase") == "Running" and all("running" in status["state"] for status in statuses)

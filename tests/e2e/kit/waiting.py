@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for what cannot be watched: files, metrics, processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PAUSE_S = 0.1
+
+
+def until(
+    look: Callable[[], T | None], what: str, *, timeout_s: float = 30.0, told: Callable[[], object] | None = None
+) -> T:
+    """What a look gives once it gives something true. A look that raises an AssertionError or an OSError is one that found
+    nothing. `told` is asked for what to say at the end.
+    """
+    deadline = time.monotonic() + timeout_s
+    last: object = None
+    while True:
+        try:
+            found = look()
+            if found:
+                return found
+            last = found
+        except (AssertionError, OSError) as error:
+            last = error
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"Not within {timeout_s:g} s: {what}; last seen: {told() if told else last}")
+        time.sleep(PAUSE_S)
