@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a cluster: started to outlive the command that starts them, found again by namespace and cgroup, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from hack.realnode import cgroups
+from hack.realnode.errors import ClusterError
+from hack.realnode.layout import Layout
+
+POLL_S = 0.02
+TERM_S = 20.0
+"""kube-apiserver drains its connections for some seconds after SIGTERM."""
+
+KILL_S = 10.0
+
+
+def start(
+    layout: Layout, component: str, arguments: Sequence[str], *, inside: int, environment: Mapping[str, str]
+) -> None:
+    """Starts a component in the namespaces of the process `inside`; its output goes to its log. It is in a session of its own."""
+    layout.logs.mkdir(parents=True, exist_ok=True)
+    layout.pids.mkdir(parents=True, exist_ok=True)
+    with (layout.logs / f"{component}.log").open("ab") as log:
+        process = subprocess.Popen(
+            ["nsenter", f"--target={inside}", "--mount", "--net", "--", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(environment),
+            cwd="/",
+            start_new_session=True,
+        )
+    _reap(process)
+    (layout.pids / component).write_text(f"{process.pid} {_started(process.pid)}")
+
+
+def start_holder(layout: Layout, component: str, arguments: Sequence[str], *, ready_s: float) -> None:
+    """Starts a process in the cluster's network namespace and waits for the line `ready` from it. Raises ClusterError with what it said."""
+    layout.logs.mkdir(parents=True, exist_ok=True)
+    layout.pids.mkdir(parents=True, exist_ok=True)
+    log = layout.logs / f"{component}.log"
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            ["nsenter", f"--net={layout.namespace_file}", "--", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd="/",
+            start_new_session=True,
+        )
+    _reap(process)
+    (layout.pids / component).write_text(f"{process.pid} {_started(process.pid)}")
+    assert process.stdout is not None
+    with process.stdout as output:
+        readable, _, _ = select.select([output], [], [], ready_s)
+        if not readable or output.readline() != b"ready\n":
+            raise ClusterError(f"The namespaces of cluster {layout.name} cannot be made: {log.read_text().strip()}")
+
+
+def pid(layout: Layout, component: str) -> int | None:
+    """The component's process, None where it does not run. A number that another process has got since does not count."""
+    try:
+        number, started = (layout.pids / component).read_text().split()
+    except (OSError, ValueError):
+        return None
+    return int(number) if started != "0" and _started(int(number)) == started else None
+
+
+def end(layout: Layout, component: str, *, how: signal.Signals = signal.SIGTERM) -> None:
+    """Ends a component and waits until it is gone; one that does not run is fine."""
+    number = pid(layout, component)
+    if number is not None:
+        _end([number], how=how)
+    (layout.pids / component).unlink(missing_ok=True)
+
+
+def end_all(layout: Layout) -> None:
+    """Ends whatever is left in the cluster's network namespace or cgroups, shims and containers included."""
+    for how in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):  # once more: a fork may have been missed
+        left = members(layout)
+        if not left:
+            return
+        with contextlib.suppress(ClusterError):
+            _end(sorted(left), how=how, patience_s=2.0 if how == signal.SIGTERM else KILL_S)
+    left = members(layout)
+    if left:
+        names = ", ".join(f"{number} ({_command(number)})" for number in sorted(left))
+        raise ClusterError(f"These processes of cluster {layout.name} do not end: {names}")
+
+
+def members(layout: Layout) -> set[int]:
+    """Every process that is in the cluster's network namespace or below its cgroups, ourselves excepted."""
+    found = cgroups.members(layout.cgroup)
+    with contextlib.suppress(FileNotFoundError):
+        namespace = layout.namespace_file.stat()
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    own = (folder / "ns/net").stat()
+                    if (own.st_dev, own.st_ino) == (namespace.st_dev, namespace.st_ino):
+                        found.add(int(folder.name))
+    return found - {os.getpid()}
+
+
+def _end(numbers: Iterable[int], *, how: signal.Signals, patience_s: float = TERM_S) -> None:
+    handles: dict[int, int] = {}
+    try:
+        for number in numbers:
+            with contextlib.suppress(ProcessLookupError):
+                handles[number] = os.pidfd_open(number)
+        for handle in handles.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, how)
+        for number, handle in handles.items():
+            if not _gone(number, patience_s) and how != signal.SIGKILL:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+        stuck = [number for number in handles if not _gone(number, KILL_S)]
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+    if stuck:
+        raise ClusterError(f"Process {stuck[0]} ({_command(stuck[0])}) does not end.")
+
+
+def _gone(number: int, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while _started(number) != "0":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _started(number: int) -> str:
+    """When the process started, in clock ticks since boot (proc_pid_stat(5), field 22); "0" where there is none, or a zombie."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "0"
+    return "0" if fields[0] in "ZX" else fields[19]
+
+
+def _command(number: int) -> str:
+    try:
+        return Path(f"/proc/{number}/comm").read_text().strip()
+    except OSError:
+        return "gone"
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Collects the process when it ends, if it ends before we do."""
+    threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()

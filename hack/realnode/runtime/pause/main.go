@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command pause is the first process of a pod's sandbox: it holds the pod's namespaces until it is told to end.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM)
+	<-ended
+}
