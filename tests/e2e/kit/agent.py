@@ -15,7 +15,7 @@ import yaml
 from driver import values
 from driver.kubelet import sockets
 from hack.realnode import cluster as clusters
-from tests.e2e.kit import samples, waiting
+from tests.e2e.kit import make, samples, waiting
 from tests.e2e.kit.api import Api, Json, describe
 from tests.e2e.kit.node import Disk
 
@@ -44,6 +44,7 @@ class Agent:
         ]
         (daemonset,) = (item for item in objects if item["kind"] == "DaemonSet")
         (container,) = (c for c in daemonset["spec"]["template"]["spec"]["containers"] if c["name"] == CONTAINER)
+        container["image"] = make.AGENT_IMAGE
         variables = {"NEARFIELD_MOCK": machine, **(env or {})}
         container["env"] = [item for item in container.get("env", []) if item["name"] not in variables]
         container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
