@@ -43,12 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("down", help="take it down and leave nothing")
     commands.add_parser("status", help="what runs")
     kubectl = commands.add_parser("kubectl", help="kubectl, as the administrator", add_help=False)
-    kubectl.add_argument("arguments", nargs=argparse.REMAINDER)
+    kubectl.set_defaults(arguments=[])
     load = commands.add_parser("load", help="import an image into the node")
     load.add_argument("image", type=Path, metavar="ARCHIVE", help="a docker or OCI archive")
     logs = commands.add_parser("logs", help="what a component printed")
     logs.add_argument("component", choices=(*components.ORDER, "namespaces"))
-    given = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own = (
+        words[: words.index("kubectl") + 1] if "kubectl" in words else words
+    )  # the rest is kubectl's, options included
+    given = parser.parse_args(own)
+    if given.command == "kubectl":
+        given.arguments = words[len(own) :]
     try:
         return _run(given)
     except ClusterError as error:

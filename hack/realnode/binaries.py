@@ -19,12 +19,12 @@ from pathlib import Path
 from hack.realnode import needs
 from hack.realnode.errors import ClusterError
 
-HERE = Path(__file__).resolve().parent
+MODULES = Path(__file__).resolve().parent / "upstream"
 KUBERNETES = "v1.37.2"
-"""As components/go.mod requires; compiled in, because components refuse to work beside a version v0.0.0."""
+"""As upstream/kubernetes/go.mod requires; compiled in, because components refuse to work beside a version v0.0.0."""
 
 LINKS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
-"""Names of the one binary of components/."""
+"""Names of the one binary of upstream/kubernetes."""
 
 VERSION = "k8s.io/component-base/version"
 LINKER = " ".join(
@@ -37,10 +37,10 @@ LINKER = " ".join(
 )
 
 BUILDS: dict[str, tuple[str, ...]] = {
-    "components": ("-ldflags", LINKER, "."),
-    "runtime": ("-tags", "no_btrfs no_zfs no_devmapper", "-ldflags", "-s -w", "./pause", "tool"),
+    "kubernetes": ("-ldflags", LINKER, "."),
+    "containerd": ("-tags", "no_btrfs no_zfs no_devmapper", "-ldflags", "-s -w", "./pause", "tool"),
 }
-"""Module beside this file: the arguments of its `go build`. A package that is named `tool` is all of go.mod's tools."""
+"""Module below upstream: the arguments of its `go build`. A package that is named `tool` is all of go.mod's tools."""
 
 
 def cache() -> Path:
@@ -77,18 +77,18 @@ def _build_into(folder: Path) -> None:
     try:
         for module, arguments in BUILDS.items():
             print(f"Building {module} (the first time takes minutes)", file=sys.stderr, flush=True)
-            target = made / "components" if module == "components" else f"{made}/"
+            target = made / "kubernetes" if module == "kubernetes" else f"{made}/"
             done = subprocess.run(
                 [go, "build", "-trimpath", "-mod=readonly", "-o", str(target), *arguments],
-                cwd=HERE / module,
+                cwd=MODULES / module,
                 capture_output=True,
                 text=True,
                 check=False,
             )
             if done.returncode != 0:
-                raise ClusterError(f"go build of hack/realnode/{module}: {done.stderr.strip()[-4000:]}")
+                raise ClusterError(f"go build of hack/realnode/upstream/{module}: {done.stderr.strip()[-4000:]}")
         for name in LINKS:
-            (made / name).symlink_to("components")
+            (made / name).symlink_to("kubernetes")
         made.chmod(0o755)
         made.rename(folder)
     finally:
@@ -98,7 +98,7 @@ def _build_into(folder: Path) -> None:
 def _key() -> str:
     digest = hashlib.sha256(repr((sorted(BUILDS.items()), LINKS)).encode())
     for module in BUILDS:
-        for file in sorted((HERE / module).rglob("*")):
+        for file in sorted((MODULES / module).rglob("*")):
             if file.name in {"go.mod", "go.sum"} or file.suffix == ".go":
-                digest.update(f"{file.relative_to(HERE)}\0".encode() + file.read_bytes())
+                digest.update(f"{file.relative_to(MODULES)}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]

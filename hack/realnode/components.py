@@ -35,13 +35,15 @@ class Options:
     """What a cluster is brought up with.
 
     `emulate` is the release whose API the control plane serves ("1.35"); `gates` are feature gates of every component;
-    `runtime_config` are API groups to serve beside the default ones.
+    `runtime_config` are API groups to serve beside the default ones; with `audit` the API server keeps a log of all writes, each
+    with who made it, in `layout.audit_log`.
     """
 
     name: str = "node"
     emulate: str | None = None
     gates: Mapping[str, bool] = field(default_factory=dict)
     runtime_config: Mapping[str, bool] = field(default_factory=dict)
+    audit: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept beside the cluster."""
@@ -50,6 +52,7 @@ class Options:
             "emulate": self.emulate,
             "gates": dict(sorted(self.gates.items())),
             "runtime_config": dict(sorted(self.runtime_config.items())),
+            "audit": self.audit,
         }
 
 
@@ -91,6 +94,11 @@ def arguments(component: str, *, layout: Layout, options: Options, binaries: Pat
                 "--enable-admission-plugins=NodeRestriction",
                 "--kubelet-preferred-address-types=InternalIP",  # a name would be looked up in DNS
                 *(["--runtime-config=" + _pairs(options.runtime_config)] if options.runtime_config else []),
+                *(
+                    [f"--audit-policy-file={config / 'audit.json'}", f"--audit-log-path={layout.audit_log}"]
+                    if options.audit
+                    else []
+                ),
                 *control_plane,
             ]
         case "kube-controller-manager":
@@ -124,6 +132,7 @@ def files(*, layout: Layout, options: Options, tokens: Mapping[str, str]) -> dic
     made[layout.config / "tokens.csv"] = "".join(
         f'{tokens[name]},{user},{user},"{group}"\n' for name, (user, group) in users.items()
     )
+    made[layout.config / "audit.json"] = json.dumps(_audit(), indent=1)
     made[layout.config / "kubelet.yaml"] = json.dumps(_kubelet(layout, options), indent=1)
     made[layout.config / "containerd.toml"] = _containerd(layout)
     made[layout.config / "cni" / "10-pods.conflist"] = json.dumps(_cni(), indent=1)
@@ -191,6 +200,16 @@ def _kubelet(layout: Layout, options: Options) -> dict[str, Any]:
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
         "maxPods": 250,
+    }
+
+
+def _audit() -> dict[str, Any]:
+    """Who writes what, without the bodies; reads, which are most of what there is, are left out."""
+    return {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived", "ResponseStarted"],
+        "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}],
     }
 
 

@@ -62,6 +62,11 @@ class Layout:
         return self.root / "logs"
 
     @property
+    def audit_log(self) -> Path:
+        """Who wrote what, one JSON document a line, where the cluster keeps it (`Options.audit`)."""
+        return self.logs / "audit.log"
+
+    @property
     def etcd(self) -> Path:
         """The data of etcd."""
         return self.root / "etcd"

@@ -1,4 +1,4 @@
-module nearfield.dev/hack/realnode/runtime
+module nearfield.dev/hack/realnode/upstream/containerd
 
 go 1.26.6
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command components is every Kubernetes program of a one-node cluster in one binary, and etcd.
+// Command kubernetes is every Kubernetes program of a one-node cluster in one binary, and etcd.
 // The name it is started under (a link beside it) chooses which program it is, so that one build,
 // one set of packages and 150 MB of disk are enough for all of them.
 package main

@@ -1,4 +1,4 @@
-module nearfield.dev/hack/realnode/components
+module nearfield.dev/hack/realnode/upstream/kubernetes
 
 go 1.26.0
 
