@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from driver import config, inventory
 from driver.app import hardware, late, reports
@@ -69,7 +70,7 @@ def build(
     node_spec = nodespec.NodeSpec(
         directory,
         dialect=dialect,
-        root=rootfs.DriverRoot(settings.driver_root, mount=settings.driver_root_mount),
+        root=_driver_root(settings),
         nodes=nodes,
         node_locks=claim_locks,
         driver_version=lambda: _driver_version(readings),
@@ -108,6 +109,15 @@ def build(
         executor=answers,
         collector=care,
     )
+
+
+def _driver_root(settings: config.Settings) -> rootfs.DriverRoot | None:
+    """Where the driver's libraries are. A mock machine has those of a root that somebody named: the libraries of this host, if
+    any, are not those of that machine.
+    """
+    if settings.mocked and settings.driver_root == Path("/"):
+        return None
+    return rootfs.DriverRoot(settings.driver_root, mount=settings.driver_root_mount)
 
 
 def _driver_version(readings: inventory.Inventory) -> str | None:

@@ -37,14 +37,16 @@ class NodeSpecError(Exception):
 
 
 class NodeSpec:
-    """Owns the file. `driver_version` gives the version of the loaded kernel module, None where it is not known."""
+    """Owns the file. `driver_version` gives the version of the loaded kernel module, None where it is not known. `root` is
+    None for a mock machine without a driver root: its containers get device nodes and no files of a driver.
+    """
 
     def __init__(
         self,
         directory: cdidir.CdiDirectory,
         *,
         dialect: cdi.Dialect,
-        root: rootfs.DriverRoot,
+        root: rootfs.DriverRoot | None,
         nodes: devnodes.DeviceNodes,
         node_locks: locks.Locks,
         driver_version: Callable[[], str | None],
@@ -82,7 +84,7 @@ class NodeSpec:
 
     def watch(self) -> None:
         """What is to do every few seconds: look after it where a driver is loaded. What is wrong is in `problem`."""
-        if not self._dialect.mock and self._driver_version() is None:
+        if self._root is not None and self._driver_version() is None:
             self._problem = None
             return
         with contextlib.suppress(NodeSpecError):
@@ -114,7 +116,7 @@ class NodeSpec:
             return False
         if CONTROL_NODE in absent:
             raise NodeSpecError(f"{CONTROL_NODE} is missing: load the NVIDIA driver and run `nvidia-modprobe -c 0 -u`")
-        mounts = () if self._dialect.mock else self._find_mounts(version)
+        mounts = () if self._root is None else self._find_mounts(self._root, version)
         nodes = tuple(node for node in COMMON_NODES if node not in absent)
         content = self._dialect.node_spec(cdi.NodeEdits(device_nodes=nodes, mounts=mounts))
         stats = _stats(self._watched)
@@ -129,14 +131,14 @@ class NodeSpec:
             logger.info("%s", said)
         return changed
 
-    def _find_mounts(self, version: str | None) -> tuple[cdi.Mount, ...]:
+    def _find_mounts(self, root: rootfs.DriverRoot, version: str | None) -> tuple[cdi.Mount, ...]:
         try:
-            found = installation.find(self._root, machine=self._machine, expected_version=version)
+            found = installation.find(root, machine=self._machine, expected_version=version)
         except installation.NoDriverError as error:
             raise NodeSpecError(str(error)) from error
-        self._watched = tuple(self._root.mount / path.lstrip("/") for path in found.watched)
+        self._watched = tuple(root.mount / path.lstrip("/") for path in found.watched)
         if found.missing != self._missing:
-            logger.info("Driver %s in %s is without %s", found.version, self._root.host, ", ".join(found.missing))
+            logger.info("Driver %s in %s is without %s", found.version, root.host, ", ".join(found.missing))
             self._missing = found.missing
         return found.mounts
 

@@ -223,7 +223,7 @@ class Agent:
         self.node_spec = nodespec.NodeSpec(
             self.directory,
             dialect=self.dialect,
-            root=rootfs.DriverRoot(root, mount=root),
+            root=None if mock else rootfs.DriverRoot(root, mount=root),
             nodes=self.nodes,
             node_locks=self.locks,
             driver_version=lambda: None,

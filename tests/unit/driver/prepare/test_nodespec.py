@@ -35,7 +35,7 @@ class PresentNodes(devnodes.DeviceNodes):
 class Rig:
     """A node spec over a made-up Debian root, at a time of the test's own."""
 
-    def __init__(self, directory: Path, *, mock: bool = False) -> None:
+    def __init__(self, directory: Path, *, mock: bool = False, installed: bool = True) -> None:
         self.now_s = 100.0
         self.now_ns = time.time_ns() + 3600 * 10**9
         self.version: str | None = VERSION
@@ -43,12 +43,12 @@ class Rig:
         self.nodes = PresentNodes(nodespec.COMMON_NODES[:3])
         dialect = cdi.Dialect(driver=preparing.DRIVER, mock=mock)
         self.path = directory / "cdi" / dialect.node_file
-        if not mock:
+        if installed:
             driver_roots.debian(self.root)
         self.spec = nodespec.NodeSpec(
             cdidir.CdiDirectory(directory / "cdi", dialect=dialect),
             dialect=dialect,
-            root=rootfs.DriverRoot(Path("/run/nvidia/driver"), mount=self.root),
+            root=rootfs.DriverRoot(Path("/run/nvidia/driver"), mount=self.root) if installed else None,
             nodes=self.nodes,
             node_locks=locks.Locks(directory, stop=threading.Event()),
             driver_version=lambda: self.version,
@@ -85,10 +85,23 @@ def test_the_file_has_the_driver_and_the_nodes_that_are_there(rig: Rig) -> None:
 
 
 def test_a_mock_machine_has_nodes_only(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, mock=True)
+    rig = Rig(tmp_path, mock=True, installed=False)
     rig.nodes.present.clear()
     rig.spec.ensure()
     assert rig.edits() == {"deviceNodes": [{"path": path, "hostPath": "/dev/null"} for path in nodespec.COMMON_NODES]}
+
+
+def test_a_mock_machine_has_the_libraries_of_a_root_that_was_named(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, mock=True)
+    rig.nodes.present.clear()
+    rig.spec.ensure()
+    edits = rig.edits()
+    assert {node["hostPath"] for node in edits["deviceNodes"]} == {"/dev/null"}
+    assert "/usr/lib64/libcuda.so.1" in {mount["containerPath"] for mount in edits["mounts"]}
+    shutil.rmtree(rig.root)
+    rig.now_s += 60
+    with pytest.raises(nodespec.NodeSpecError, match="does not exist"):
+        rig.spec.ensure()
 
 
 def test_what_has_not_changed_is_not_written(rig: Rig) -> None:
