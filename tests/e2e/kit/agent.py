@@ -7,7 +7,7 @@ import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
@@ -32,29 +32,48 @@ OVERLAY = Path(__file__).parents[3] / "deploy/daemonset/overlays/mock"
 class Agent:
     """The DaemonSet on a cluster."""
 
-    def __init__(self, cluster: clusters.Cluster, api: Api, disk: Disk) -> None:
+    def __init__(self, cluster: clusters.Cluster, api: Api, disk: Disk, *, build: str) -> None:
+        """`build` tells one image from another of the same name: with a new one the DaemonSet is rolled."""
         self._cluster = cluster
         self._api = api
         self._disk = disk
+        self._build = build
 
-    def manifests(self, *, machine: str = MACHINE, env: Mapping[str, str] | None = None) -> list[Json]:
-        """The objects of the mock overlay, with a machine and more variables of the agent."""
+    def manifests(
+        self,
+        *,
+        machine: str = MACHINE,
+        env: Mapping[str, str] | None = None,
+        edit: Callable[[Json], None] | None = None,
+    ) -> list[Json]:
+        """The objects of the mock overlay, with a machine and more variables of the agent. `edit` changes the pod template."""
         objects = [
             item for item in yaml.safe_load_all(self._cluster.kubectl("kustomize", str(OVERLAY))) if item is not None
         ]
         (daemonset,) = (item for item in objects if item["kind"] == "DaemonSet")
-        (container,) = (c for c in daemonset["spec"]["template"]["spec"]["containers"] if c["name"] == CONTAINER)
+        template = daemonset["spec"]["template"]
+        template["metadata"].setdefault("annotations", {})["e2e.nearfield.dev/build"] = self._build
+        container = agent_container(template)
         container["image"] = make.AGENT_IMAGE
         variables = {"NEARFIELD_MOCK": machine, **(env or {})}
         container["env"] = [item for item in container.get("env", []) if item["name"] not in variables]
         container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+        if edit is not None:
+            edit(template)
         return objects
 
-    def apply(self, *, machine: str = MACHINE, env: Mapping[str, str] | None = None, wait: bool = True) -> None:
+    def apply(
+        self,
+        *,
+        machine: str = MACHINE,
+        env: Mapping[str, str] | None = None,
+        edit: Callable[[Json], None] | None = None,
+        wait: bool = True,
+    ) -> None:
         """Bring the manifests onto the cluster, and wait until they stand there and everything is ready. What an earlier call
         set and this one does not is gone afterwards.
         """
-        self.apply_objects(self.manifests(machine=machine, env=env))
+        self.apply_objects(self.manifests(machine=machine, env=env, edit=edit))
         if wait:
             self.wait_ready()
 
@@ -162,6 +181,13 @@ class Agent:
         return frozenset(
             {self._disk.registry_dir / paths.registration.name, self._disk.plugin_dir / paths.service.name}
         )
+
+
+def agent_container(template: Json) -> Json:
+    """The agent's container in a pod template, to be changed."""
+    container: Json
+    (container,) = (item for item in template["spec"]["containers"] if item["name"] == CONTAINER)
+    return container
 
 
 def _rolled_out(daemonset: Json) -> bool:

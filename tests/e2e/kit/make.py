@@ -16,7 +16,11 @@ CLASS = values.DRIVER_NAME
 """The DeviceClass of our manifests."""
 
 API = "resource.k8s.io/v1"
-SLEEP = "sleep 3600"
+WAIT = "trap 'exit 0' TERM; sleep 3600 & wait"
+"""Runs until it is told to end, and then ends at once: process 1 of a container is not ended by a signal that it does not handle."""
+
+STUBBORN = "trap '' TERM; sleep 3600"
+"""Ends by SIGKILL only."""
 
 
 def namespace(name: str, *, labels: Mapping[str, str] | None = None) -> Json:
@@ -92,7 +96,7 @@ def container(
     name: str = "main",
     *,
     claims: Sequence[str] = (),
-    script: str = SLEEP,
+    script: str = WAIT,
     command: Sequence[str] | None = None,
     image: str = BUSYBOX,
     resources: Mapping[str, str] | None = None,
@@ -130,7 +134,7 @@ def pod(
     claims: Mapping[str, str] | None = None,
     containers: Sequence[Json] | None = None,
     init: Sequence[Json] = (),
-    script: str = SLEEP,
+    script: str = WAIT,
     restart: str = "Never",
     grace_s: int = 1,
     labels: Mapping[str, str] | None = None,
@@ -149,6 +153,7 @@ def pod(
             "terminationGracePeriodSeconds": grace_s,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            "dnsPolicy": "Default",
             "containers": list(containers or [container(claims=tuple(named), script=script)]),
             **({"initContainers": list(init)} if init else {}),
             **({"resourceClaims": [_source(key, value) for key, value in named.items()]} if named else {}),

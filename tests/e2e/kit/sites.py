@@ -112,11 +112,21 @@ class Sites:
             stack.enter_context(cluster.entered())
             api = Api(cluster.kubeconfig)
             disk = Disk(cluster.layout)
-            agent = Agent(cluster, api, disk)
-            cluster.load(self.settings.image)
+            agent = Agent(cluster, api, disk, build=_load(cluster, self.settings.image))
             if with_agent:
                 agent.apply(machine=machine, env=env)
             yield Site(cluster=cluster, api=api, disk=disk, kubelet=Kubelet(api, cluster.layout), agent=agent)
+
+
+def _load(cluster: clusters.Cluster, image: Path) -> str:
+    """Bring an image onto a cluster that has not got it yet; what tells it from others."""
+    found = image.stat()
+    build = f"{found.st_size}-{found.st_mtime_ns}"
+    loaded = cluster.layout.root / "agent-image"
+    if not loaded.exists() or loaded.read_text() != build:
+        cluster.load(image)
+        loaded.write_text(build)
+    return build
 
 
 def _up(options: clusters.Options) -> clusters.Cluster:

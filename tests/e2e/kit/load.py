@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that come and go, whose containers find out by themselves whether a GPU is with another container too."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tests.e2e.kit import make
+from tests.e2e.kit.api import Json
+from tests.e2e.kit.space import Space
+
+HELD = "/run/nearfield-e2e"
+"""A folder of the node in which containers lock the GPUs that they have: the kernel drops a lock when its holder is dead."""
+
+_LOCK = """
+import fcntl, os, signal, sys, time
+if {ignores_term}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+uuids = sorted({{value for value in os.environ.values() if value.startswith("GPU-")}})
+if not uuids:
+    sys.exit("no GPU")
+kept = []
+for uuid in uuids:
+    kept.append(open("/held/" + uuid, "w"))
+    try:
+        fcntl.flock(kept[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit(uuid + " is with another container")
+print("mine:", *uuids, flush=True)
+time.sleep({seconds})
+"""
+
+NOT_OURS = "no relationship found between node"
+"""Of an Event of kubelet: the API server's authorizer had not yet heard of the binding when kubelet asked for the claim."""
+
+
+def exclusive_pod(
+    name: str, *, claims: Mapping[str, str], seconds: float = 3600, ignores_term: bool = False, grace_s: int = 1
+) -> Json:
+    """A pod that fails when one of its GPUs is with another such container, and else stays for `seconds`."""
+    script = _LOCK.format(ignores_term=ignores_term, seconds=seconds)
+    container = make.container(
+        image=make.AGENT_IMAGE,
+        command=["python3", "-c", script],
+        claims=tuple(claims),
+        volumeMounts=[{"name": "held", "mountPath": "/held"}],
+    )
+    volume = {"name": "held", "hostPath": {"path": HELD, "type": "DirectoryOrCreate"}}
+    return make.pod(name, claims=claims, containers=[container], grace_s=grace_s, volumes=[volume])
+
+
+def failures(space: Space, pod: str) -> list[str]:
+    """What Events say of Prepares of a pod that failed, where the driver has a part in it."""
+    return [
+        event["message"]
+        for event in space.api.events("Pod", pod, space.name)
+        if event["reason"] == "FailedPrepareDynamicResources" and NOT_OURS not in event["message"]
+    ]
+
+
+@dataclass(slots=True)
+class Told:
+    """What came of the pods of a load."""
+
+    pods: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """From the creation to the end of the container, of each pod."""
+    retried: list[str] = field(default_factory=list)
+    """Why a Prepare failed at first."""
+    wrong: list[str] = field(default_factory=list)
+    """Pods that did not end well."""
+
+    def line(self) -> str:
+        """For a person."""
+        spans = sorted(self.seconds) or [0.0]
+        return (
+            f"{self.pods} pods, from creation to end {spans[len(spans) // 2]:.1f} s (median), {spans[-1]:.1f} s (worst);"
+            f" Prepares that failed at first: {len(self.retried)}"
+        )
+
+
+class Load:
+    """Some workers, each of which makes a pod with a GPU, waits for its end and deletes it, again and again."""
+
+    def __init__(self, space: Space, *, workers: int, seconds: float = 0.3) -> None:
+        """`seconds`: how long a container keeps its GPU."""
+        self.told = Told()
+        self._space = space
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), name=f"load-{number}", daemon=True)
+            for number in range(workers)
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        self._space.create(make.template("load"))
+        for thread in self._threads:
+            thread.start()
+
+    def more(self, pods: int, *, timeout_s: float = 120.0) -> None:
+        """Return when so many more pods have ended."""
+        aim = self.told.pods + pods
+        deadline = time.monotonic() + timeout_s
+        while self.told.pods < aim:
+            assert not self.told.wrong, self.told.wrong
+            assert time.monotonic() < deadline, f"after {timeout_s:g} s: {self.told.line()}"
+            time.sleep(0.1)
+
+    def finish(self) -> Told:
+        """Let the pods that there are come to their end, and say how it went."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=150)
+        assert not any(thread.is_alive() for thread in self._threads), "a worker of the load does not end"
+        return self.told
+
+    def _work(self, worker: int) -> None:
+        number = 0
+        while not self._stop.is_set():
+            name = f"load-{worker}-{number}"
+            number += 1
+            began = time.monotonic()
+            try:
+                self._one(name)
+            except Exception as error:  # noqa: BLE001 - the scenario fails by it
+                with self._lock:
+                    self.told.wrong.append(f"{name}: {error}")
+                return
+            with self._lock:
+                self.told.pods += 1
+                self.told.seconds.append(time.monotonic() - began)
+            self._space.delete("Pod", name, wait=False)
+
+    def _one(self, name: str) -> None:
+        self._space.create(exclusive_pod(name, claims={"gpu": "template:load"}, seconds=self._seconds))
+        retried = False
+        for _ in range(60):
+            with contextlib.suppress(AssertionError):
+                pod = self._space.api.wait("Pod", name, self._space.name, until=_ended, what="at its end", timeout_s=2)
+                assert pod["status"]["phase"] == "Succeeded", self._space.logs(name)
+                return
+            if not retried and (failed := self._failed(name)):
+                # Kubelet would come back to it after more than a minute.
+                self._space.retry(name)
+                retried = True
+                with self._lock:
+                    self.told.retried += [text for text in failed if NOT_OURS not in text]
+        raise AssertionError(f"it did not end within 120 s: {self._failed(name)}")
+
+    def _failed(self, name: str) -> list[str]:
+        return [
+            event["message"]
+            for event in self._space.api.events("Pod", name, self._space.name)
+            if event["reason"] == "FailedPrepareDynamicResources"
+        ]
+
+
+@contextlib.contextmanager
+def running(space: Space, *, workers: int, seconds: float = 0.3) -> Iterator[Load]:
+    """A load for the block; it is finished at its end."""
+    load = Load(space, workers=workers, seconds=seconds)
+    load.start()
+    try:
+        yield load
+    finally:
+        load.finish()
+
+
+def _ended(pod: Json) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
