@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From this tree to an archive, which is kept under a key of all that decides its content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from hack.agentimage import context, debian, engines, pipsettings, workspace
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TAG = "localhost/nearfield/agent:e2e"
+"""The image's name where no other is given: the one that the tests on a real node use."""
+
+KEPT_ARCHIVES = 4
+
+
+def archive(*, tag: str = TAG, engine: str | None = None, base: str | None = None, again: bool = False) -> Path:
+    """The image of this tree as a docker-archive, built if it is not kept, or if `again`. Raises ImageError."""
+    engine = engine or engines.choose()
+    kept = workspace.cache()
+    with workspace.temporary(kept) as scratch:
+        inputs = context.copy(ROOT, scratch / "context")
+        decisive = (inputs, tag, engine, base or (debian.base_key() if engine == "buildah" else None))
+        path = kept / f"agent-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}.tar"
+        with workspace.locked(kept / "agent.lock"):  # whoever wants the same at the same time finds it then
+            if path.exists() and not again:
+                path.touch()
+                return path
+            made = scratch / "image.tar"
+            engines.ENGINES[engine](
+                engines.Job(
+                    context=scratch / "context",
+                    secrets=pipsettings.of_this_machine().write(scratch),
+                    tag=tag,
+                    archive=made,
+                    base=base,
+                    again=again,
+                    scratch=scratch,
+                    kept=kept,
+                )
+            )
+            made.chmod(0o644)
+            made.replace(path)
+        workspace.keep_newest(kept, "agent-*.tar", KEPT_ARCHIVES)
+    return path
+
+
+def copy(source: Path, target: Path) -> None:
+    """A copy that is whole or not there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
+    try:
+        shutil.copyfile(source, name)
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)
