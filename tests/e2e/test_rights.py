@@ -47,6 +47,14 @@ def held(site: Site) -> Try:
     return Try(agent=site.api.as_token(token), admin=site.api, node=site.node_name)
 
 
+@pytest.fixture(autouse=True)
+def no_traces(site: Site) -> Iterator[None]:
+    """What should have been refused and was not is `x`."""
+    yield
+    site.api.delete("ResourceSlice", "x")
+    site.api.delete("Event", "x", "default")
+
+
 @pytest.fixture
 def stored(site: Site) -> Iterator[Api]:
     """Slices that stand on the server and are none of the agent's business, an Event, a claim, a pod's name to steal."""

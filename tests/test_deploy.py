@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifests, read as YAML: what they say agrees with the code, with each other and with docs/install.md. How kustomize puts them
+together, and whether they work, is seen on a real node (tests/e2e).
+
+- every file is reached, parses and names its licence
+- rights: the verbs are those of the calls that the client can make, each explained; the policies are about our account and driver
+- the DaemonSet: options that exist, paths that agree, probes and ports that are served, mounts and volumes in pairs, what is written
+- the mock overlay takes out what hardware needs and every privilege
+- the folders of components/paths are all places where they stand
+- names that stand in several places; the image stands in one
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from driver import config, options, values
+from driver.kube import access, client
+from driver.observe import metrics, pages
+from driver.standin import apiserver
+from driver.version import VERSION
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy/daemonset"
+BASE = DEPLOY / "base"
+MOCK = DEPLOY / "overlays/mock"
+ACCOUNT = "system:serviceaccount:nearfield-system:nearfield"
+WRITTEN = {"plugin", "registry", "cdi", "tmp"}
+
+Json = dict[str, Any]
+
+
+def documents(path: Path) -> list[Json]:
+    return [body for body in yaml.safe_load_all(path.read_text(encoding="utf-8")) if body is not None]
+
+
+@functools.cache
+def base() -> tuple[Json, ...]:
+    """The objects of the base."""
+    return tuple(
+        body for name in documents(BASE / "kustomization.yaml")[0]["resources"] for body in documents(BASE / name)
+    )
+
+
+def one(kind: str, name: str | None = None) -> Json:
+    (found,) = (body for body in base() if body["kind"] == kind and name in (None, body["metadata"]["name"]))
+    return found
+
+
+def pod() -> Json:
+    spec: Json = one("DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def container() -> Json:
+    (found,) = pod()["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def env() -> dict[str, str]:
+    """The variables with a value of their own."""
+    return {item["name"]: item["value"] for item in container()["env"] if "value" in item}
+
+
+def settings(**more: str) -> config.Settings:
+    """What the agent makes of its variables."""
+    given = {
+        option.field: options.Given(text=text) for option in options.OPTIONS if (text := env().get(option.variable))
+    }
+    return options.build_settings(
+        given | {name: options.Given(text=text) for name, text in {"node_name": "n1", "pod_uid": "u", **more}.items()}
+    )
+
+
+def mounts(of: Json) -> dict[str, Json]:
+    return {mount["name"]: mount for mount in of["volumeMounts"] if "name" in mount}
+
+
+def page() -> str:
+    return (ROOT / "docs/install.md").read_text(encoding="utf-8")
+
+
+def test_every_file_is_part_of_something_and_names_its_licence() -> None:
+    reached: set[Path] = set()
+    for file in sorted(DEPLOY.rglob("kustomization.yaml")):
+        (body,) = documents(file)
+        reached.add(file)
+        patches = [patch["path"] for patch in body.get("patches", ()) if "path" in patch]
+        for name in (*body.get("resources", ()), *body.get("components", ()), *patches):
+            path = (file.parent / name).resolve()
+            assert path.exists(), f"{file}: {name}"
+            reached.add(path / "kustomization.yaml" if path.is_dir() else path)
+    files = {path for path in DEPLOY.rglob("*") if path.is_file()}
+    assert files - reached == {DEPLOY / "examples/pod.yaml"}
+    for path in files:
+        assert path.read_text(encoding="utf-8").startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
+        assert documents(path), path
+
+
+def test_every_object_is_labelled() -> None:
+    assert all(body["metadata"]["labels"]["app.kubernetes.io/name"] == "nearfield" for body in base())
+
+
+def granted() -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of the ClusterRole."""
+    return {
+        (group, resource, verb)
+        for rule in one("ClusterRole")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_rights_are_the_calls_that_the_client_can_make() -> None:
+    """Every call of the client, made; a new one has to come in here."""
+    event = {"metadata": {"name": "e", "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "n1"}}
+    claim = {"metadata": {"name": "c", "namespace": "default"}, "spec": {}}
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "s"},
+        "spec": {
+            "driver": values.DRIVER_NAME,
+            "nodeName": "n1",
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+        },
+    }
+    with apiserver.ApiServer() as server:
+        server.seed("nodes", {"metadata": {"name": "n1"}})
+        server.seed("resourceclaims", claim)
+        kube = client.KubeClient(access.Access(server=server.url, token=server.token), user_agent="tests/0")
+        made = {"get_claim", "list_claims", "get_node", "create_slice", "replace_slice", "list_slices", "watch_slices"}
+        made |= {"delete_slice", "create_event", "patch_event"}
+        kube.get_claim("default", "c", timeout_s=10)
+        kube.list_claims(timeout_s=10)
+        kube.get_node("n1", timeout_s=10)
+        stored = kube.create_slice(body, timeout_s=10)
+        stored = kube.replace_slice(stored, timeout_s=10)
+        version, _ = kube.list_slices(node_name="n1", timeout_s=10)
+        watch = kube.watch_slices(node_name="n1", resource_version=version, timeout_s=10)
+        kube.delete_slice("s", uid=stored["metadata"]["uid"], resource_version=None, timeout_s=10)
+        assert next(watch)[0] == "DELETED"
+        watch.close()
+        assert list(watch) == []
+        kube.create_event("default", event, timeout_s=10)
+        kube.patch_event("default", "e", {"count": 2}, timeout_s=10)
+        kube.close()
+        calls = {(call.resource, call.verb) for call in server.calls}
+    public = {name for name in vars(client.KubeClient) if not name.startswith("_")}
+    assert made == public - {"load", "server", "close", "delete_slices"}
+    uses = [path for path in ROOT.glob("driver/**/*.py") if ".delete_slices(" in path.read_text(encoding="utf-8")]
+    assert uses == [], (
+        "the agent deletes one slice at a time: deletecollection, which is kubelet's, is not among its rights"
+    )
+    assert {(resource, verb) for _, resource, verb in granted()} == calls
+
+
+def test_every_right_is_explained() -> None:
+    explained = set(re.findall(r"^\| `(\w+)` \| `(\w+)` \| .{20,}\|$", page(), re.MULTILINE))
+    assert explained == {(resource, verb) for _, resource, verb in granted()}
+
+
+def test_names_that_stand_in_several_places() -> None:
+    namespace = one("Namespace")["metadata"]["name"]
+    account = one("ServiceAccount")["metadata"]
+    assert f"system:serviceaccount:{namespace}:{account['name']}" == ACCOUNT
+    assert account["namespace"] == one("DaemonSet")["metadata"]["namespace"] == namespace
+    (subject,) = one("ClusterRoleBinding")["subjects"]
+    assert (subject["namespace"], subject["name"]) == (namespace, account["name"])
+    assert one("ClusterRoleBinding")["roleRef"]["name"] == one("ClusterRole")["metadata"]["name"]
+    assert pod()["serviceAccountName"] == account["name"]
+    labels = one("DaemonSet")["spec"]["template"]["metadata"]["labels"].items()
+    assert labels >= one("DaemonSet")["spec"]["selector"]["matchLabels"].items()
+
+
+@pytest.mark.parametrize(
+    ("name", "resource", "operations"),
+    [
+        ("nearfield-resourceslices", "resourceslices", ["CREATE", "UPDATE", "DELETE"]),
+        ("nearfield-events", "events", ["CREATE", "UPDATE"]),
+    ],
+)
+def test_the_policies_are_about_our_account_and_driver(name: str, resource: str, operations: list[str]) -> None:
+    spec = one("ValidatingAdmissionPolicy", name)["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == ([resource], operations)
+    assert {
+        verb for _, of, verb in granted() if of == resource and verb in ("create", "update", "patch", "delete")
+    } <= {{"CREATE": "create", "UPDATE": "update", "DELETE": "delete"}[operation] for operation in operations} | {
+        "patch"
+    }
+    assert [condition["expression"] for condition in spec["matchConditions"]] == [
+        f'request.userInfo.username == "{ACCOUNT}"'
+    ]
+    assert any(f'== "{values.DRIVER_NAME}"' in check["expression"] for check in spec["validations"])
+    binding = one("ValidatingAdmissionPolicyBinding", name)["spec"]
+    assert binding == {"policyName": name, "validationActions": ["Deny"]}
+
+
+def test_the_class_takes_whole_gpus_of_this_driver() -> None:
+    body = one("DeviceClass")
+    assert body["metadata"]["name"] == values.DRIVER_NAME
+    (selector,) = body["spec"]["selectors"]
+    assert selector["cel"]["expression"] == (
+        f'device.driver == "{values.DRIVER_NAME}" && device.attributes["{values.DRIVER_NAME}"].type == "gpu"'
+    )
+
+
+def test_every_variable_is_an_option() -> None:
+    known = {option.variable for option in options.OPTIONS}
+    used = {item["name"] for item in container()["env"]}
+    (patch,) = documents(MOCK / "daemonset.yaml")
+    (mock,) = patch["spec"]["template"]["spec"]["containers"]
+    used |= {item["name"] for item in mock["env"]}
+    for file in DEPLOY.rglob("*.yaml"):
+        used |= set(re.findall(r"NEARFIELD_[A-Z_]+", file.read_text(encoding="utf-8")))
+    used |= set(re.findall(r"NEARFIELD_[A-Z_]+", page()))
+    assert used <= known
+
+
+def test_the_options_lead_to_what_is_mounted() -> None:
+    chosen = settings()
+    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
+    found = {name: Path(mount["mountPath"]) for name, mount in mounts(container()).items()}
+    assert found["plugin"] == chosen.plugin_dir
+    assert found["registry"] == chosen.registry_dir
+    assert found["cdi"] == chosen.cdi_dir
+    assert found["driver-root"] == chosen.driver_root_mount
+    assert found["sys"] == chosen.sysfs
+    assert found["dev"] == chosen.dev
+    assert chosen.state_dir.is_relative_to(found["plugin"])
+    assert Path(volumes["driver-root"]["hostPath"]["path"]) == chosen.driver_root
+    # Kubelet and the runtime are told these paths, and look at them on the host.
+    for name in ("plugin", "registry", "cdi"):
+        assert Path(volumes[name]["hostPath"]["path"]) == found[name]
+
+
+def test_mounts_and_volumes_come_in_pairs_and_little_is_written() -> None:
+    named = mounts(container())
+    assert sorted(named) == sorted(volume["name"] for volume in pod()["volumes"])
+    assert {name for name, mount in named.items() if not mount.get("readOnly", False)} == WRITTEN
+    assert container()["securityContext"]["readOnlyRootFilesystem"] is True
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod())
+
+
+def test_every_mount_is_explained() -> None:
+    explained = dict(re.findall(r"^\| `(/[^`]*)` \| .*? \| (read|write) \| .{20,}\|$", page(), re.MULTILINE))
+    assert explained == {
+        mount["mountPath"]: "read" if mount.get("readOnly") else "write" for mount in mounts(container()).values()
+    }
+
+
+def test_the_probes_ask_what_is_served() -> None:
+    served = pages.agent_pages(metrics.Metrics(pool="n1"), healthz=lambda: (True, ()), readyz=lambda: (True, ()))
+    (port,) = container()["ports"]
+    chosen = settings().http
+    assert chosen is not None
+    assert (port["name"], port["containerPort"]) == ("metrics", chosen.port)
+    probed = {name: container()[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {name: get["path"] for name, get in probed.items()} == {
+        "startupProbe": "/healthz",
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+    }
+    assert {get["port"] for get in probed.values()} == {port["name"]}
+    annotations = one("DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/scrape"] == "true"
+    assert annotations["prometheus.io/port"] == str(port["containerPort"])
+    assert {annotations["prometheus.io/path"], *(get["path"] for get in probed.values())} <= set(served)
+
+
+def test_the_podmonitor_scrapes_what_the_annotations_did() -> None:
+    (monitor,) = documents(DEPLOY / "components/podmonitor/podmonitor.yaml")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
+    assert monitor["spec"]["selector"] == one("DaemonSet")["spec"]["selector"]
+    assert monitor["metadata"]["namespace"] == one("Namespace")["metadata"]["name"]
+    (body,) = documents(DEPLOY / "components/podmonitor/kustomization.yaml")
+    removed = yaml.safe_load(body["patches"][0]["patch"])["spec"]["template"]["metadata"]["annotations"]
+    annotations = one("DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+    assert removed == {name: None for name in annotations if name.startswith("prometheus.io/")}
+
+
+def test_an_update_leaves_no_gap() -> None:
+    spec = one("DaemonSet")["spec"]
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    fields = {
+        item["name"]: item["valueFrom"]["fieldRef"]["fieldPath"] for item in container()["env"] if "valueFrom" in item
+    }
+    assert fields == {"NEARFIELD_NODE_NAME": "spec.nodeName", "NEARFIELD_POD_UID": "metadata.uid"}
+    # Two pods on one node cannot have the same port of it.
+    assert all("hostPort" not in port for port in container()["ports"])
+
+
+def test_it_runs_on_every_node_and_before_others() -> None:
+    assert pod()["priorityClassName"] == "system-node-critical"
+    assert pod()["tolerations"] == [{"operator": "Exists"}]
+    resources = container()["resources"]
+    assert set(resources["requests"]) == {"cpu", "memory"}
+    assert set(resources["limits"]) == {"memory"}
+
+
+def test_the_mock_overlay_takes_out_what_hardware_needs_and_every_privilege() -> None:
+    (patch,) = documents(MOCK / "daemonset.yaml")
+    spec = patch["spec"]["template"]["spec"]
+    (mock,) = spec["containers"]
+    assert mock["securityContext"] == {
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    deleted = {mount["mountPath"] for mount in mock["volumeMounts"] if mount.get("$patch") == "delete"}
+    hardware = {mount["mountPath"] for name, mount in mounts(container()).items() if name not in WRITTEN}
+    assert deleted == hardware
+    assert {volume["name"] for volume in spec["volumes"] if volume.get("$patch") == "delete"} == {
+        name for name in mounts(container()) if name not in WRITTEN
+    }
+    gone = {item["name"] for item in mock["env"] if item.get("$patch") == "delete"}
+    assert gone == {"NEARFIELD_DRIVER_ROOT", "NEARFIELD_DRIVER_ROOT_MOUNT", "NEARFIELD_SYSFS"}
+    added = mounts(mock)
+    assert {name: mount["readOnly"] for name, mount in added.items()} == {"machine": True}
+
+
+@pytest.mark.parametrize("overlay", ["mock", "kind"])
+def test_the_machine_comes_from_the_config_map(overlay: str) -> None:
+    (body,) = documents(DEPLOY / f"overlays/{overlay}/kustomization.yaml")
+    (generator,) = body["configMapGenerator"]
+    said = dict(literal.split("=") for literal in generator["literals"])
+    (patch,) = documents(MOCK / "daemonset.yaml")
+    (mock,) = patch["spec"]["template"]["spec"]["containers"]
+    keys = {item["name"]: item["valueFrom"]["configMapKeyRef"] for item in mock["env"] if "valueFrom" in item}
+    assert {name: ref["key"] for name, ref in keys.items()} == {
+        "NEARFIELD_MOCK": "machine",
+        "NEARFIELD_MOCK_NODE_LABEL": "node-label",
+    }
+    assert {ref["name"] for ref in keys.values()} == {generator["name"]}
+    chosen = {
+        option: said[key] for option, key in (("mock", "machine"), ("mock_node_label", "node-label")) if key in said
+    }
+    assert settings_of_mock(**chosen).mocked
+
+
+def settings_of_mock(**given: str) -> config.Settings:
+    return options.build_settings(
+        {name: options.Given(text=text) for name, text in {"node_name": "n1", **given}.items()}
+    )
+
+
+def test_the_label_of_kind_is_the_label_that_chooses_its_nodes() -> None:
+    text = (DEPLOY / "overlays/kind/kustomization.yaml").read_text(encoding="utf-8")
+    (key,) = re.findall(r"node-label=(\S+)", text)
+    assert f"- key: {key}\n" in text
+    assert f"labels: {{{key}: $machine}}" in (ROOT / "hack/kind-up").read_text(encoding="utf-8")
+    assert f"node-label={key}" in (MOCK / "kustomization.yaml").read_text(encoding="utf-8")
+    assert f"{key}=" in page()
+
+
+def places(body: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of an object, with its place as kustomize writes it."""
+    if isinstance(body, dict):
+        for key, value in body.items():
+            yield from places(value, f"{path}.{key}")
+    elif isinstance(body, list):
+        for number, value in enumerate(body):
+            name = value.get("name") if isinstance(value, dict) else None
+            yield from places(value, f"{path}.[name={name}]" if name is not None else f"{path}.{number}")
+    elif isinstance(body, str):
+        yield path.removeprefix("."), body
+
+
+@pytest.mark.parametrize(("key", "folder"), [("kubeletDir", "/var/lib/kubelet"), ("cdiDir", "/var/run/cdi")])
+def test_the_folders_are_changed_wherever_they_stand(key: str, folder: str) -> None:
+    (component,) = documents(DEPLOY / "components/paths/kustomization.yaml")
+    changed = {
+        field: target.get("options")
+        for replacement in component["replacements"]
+        if replacement["source"]["fieldPath"] == f"data.{key}"
+        for target in replacement["targets"]
+        for field in target["fieldPaths"]
+    }
+    standing = {place: text for place, text in places(one("DaemonSet")) if text.startswith(folder)}
+    assert set(changed) == set(standing)
+    for place, text in standing.items():
+        # What the replacement leaves behind the folder is what stood there.
+        option = changed[place]
+        assert text.split(option["delimiter"])[0] == folder if option else text == folder
+
+
+def test_the_image_stands_in_one_place() -> None:
+    images = [
+        (path, line)
+        for path in DEPLOY.rglob("*.yaml")
+        for line in re.findall(r"image: (\S*nearfield\S*)", path.read_text())
+    ]
+    assert images == [(BASE / "daemonset.yaml", f"localhost/nearfield/agent:{VERSION}")]
+    assert f'newTag: "{VERSION}"' in page()
+
+
+def test_kind_up_says_what_is_missing_before_it_does_anything(tmp_path: Path) -> None:
+    for program in ("bash", "dirname", "cat"):
+        found = shutil.which(program)
+        assert found is not None
+        (tmp_path / program).symlink_to(found)
+    script = str(ROOT / "hack/kind-up")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", script, *arguments],
+            env={**os.environ, "PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    helped = run("--help")
+    assert (helped.returncode, "is not run by the project's tests" in helped.stdout) == (0, True)
+    assert (run().returncode, run().stderr) == (1, "hack/kind-up: kind is not installed\n")
+    assert run("--colour").returncode == 2
