@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims that ask for alignment get it, on a DGX H100: eight GPUs on one NVLink fabric, each on a host bridge of its own.
+
+What they get is judged by the wiring as the machine's files show it. A GPU is taken before, so that the first ones that are
+free would be the wrong ones.
+
+- four of one NUMA node; a quad; a pair; all of one NVLink island and clique
+- two constraints at once; constraints over some of the requests
+- different host bridges, different NUMA nodes
+- what the wiring has not: pending, with the scheduler's reason; it runs once that is free
+- more devices than a claim may have; allocationMode All
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.kit import given, make, wiring
+from tests.e2e.kit.sites import Site
+from tests.e2e.kit.space import Space
+
+NUMA_NODE = "resource.kubernetes.io/numaNode"
+PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+NO_ROOM = "cannot allocate all claims"
+
+
+@pytest.fixture
+def machine(site: Site) -> wiring.Wiring:
+    """The wiring."""
+    return wiring.read(site.disk.machine)
+
+
+def test_four_gpus_of_one_numa_node(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    (single,) = given.get(site, space, "single")
+    four = given.get(site, space, "four", make.request(count=4), constraints=[make.match(NUMA_NODE)])
+    assert machine.numa_nodes(four) == {1 - (machine.gpu(single).numa or 0)}
+    given.ask(space, "more", make.request(count=4), constraints=[make.match(NUMA_NODE)])
+    space.pending("more", saying=NO_ROOM)
+    space.delete("Pod", "single")
+    more = given.devices(site, space, "more")
+    assert machine.numa_nodes(more) == {machine.gpu(single).numa}
+
+
+def test_quads_and_pairs(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    (single,) = given.get(site, space, "single")
+    quad = given.get(site, space, "quad", make.request(count=4), constraints=[make.match("alignedQuad")])
+    pair = given.get(site, space, "pair", make.request(count=2), constraints=[make.match("alignedPair")])
+    assert len({single, *quad, *pair}) == 7
+    assert len(machine.numa_nodes(quad)) == len(machine.numa_nodes(pair)) == 1
+    assert len(machine.joined(quad)) == len(machine.joined(pair)) == 1
+    given.ask(space, "more", make.request(count=2), constraints=[make.match("alignedPair")])
+    space.pending("more", saying=NO_ROOM)
+
+
+@pytest.mark.parametrize("attribute", ["nvlinkDomain", "nvlinkClique"])
+def test_all_of_one_nvlink_fabric(site: Site, space: Space, machine: wiring.Wiring, attribute: str) -> None:
+    every = given.get(site, space, "every", make.request(count=8), constraints=[make.match(attribute)])
+    assert machine.joined(every) == {frozenset(gpu.address for gpu in machine.gpus)}
+
+
+def test_two_constraints_at_once(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    (single,) = given.get(site, space, "single")
+    three = given.get(
+        *(site, space, "three", make.request(count=3)),
+        constraints=[make.match(NUMA_NODE), make.match("nvlinkDomain"), make.distinct(PCIE_ROOT)],
+    )
+    assert machine.numa_nodes(three) == machine.numa_nodes([single])  # three of this node are free
+    assert len(machine.roots(three)) == 3
+    assert len(machine.joined(three)) == 1
+
+
+def test_constraints_over_some_of_the_requests(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    given.ask(
+        *(space, "p", make.request("left", count=2), make.request("right", count=2), make.request("third")),
+        constraints=[
+            make.match("alignedPair", "left"),
+            make.match("alignedPair", "right"),
+            make.distinct(NUMA_NODE, "right", "third"),
+        ],
+    )
+    space.pending("p", saying=NO_ROOM)  # the pair has one NUMA node twice
+    given.ask(
+        *(space, "r", make.request("left", count=2), make.request("right", count=2), make.request("third")),
+        constraints=[
+            make.match("alignedPair", "left"),
+            make.match("alignedPair", "right"),
+            make.match(NUMA_NODE, "right", "third"),
+        ],
+    )
+    given.devices(site, space, "r")
+    left, right, third = (space.devices("r", request=name) for name in ("left", "right", "third"))
+    assert [len(left), len(right), len(third)] == [2, 2, 1]
+    assert len(machine.numa_nodes(left)) == 1
+    assert len(machine.numa_nodes((*right, *third))) == 1
+
+
+def test_distinct_values(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    two = given.get(site, space, "two", make.request(count=2), constraints=[make.distinct(NUMA_NODE)])
+    assert machine.numa_nodes(two) == {0, 1}
+    four = given.get(site, space, "four", make.request(count=4), constraints=[make.distinct(PCIE_ROOT)])
+    assert len(machine.roots(four)) == 4
+    given.ask(space, "three", make.request(count=3), constraints=[make.distinct(NUMA_NODE)])
+    space.pending("three", saying=NO_ROOM)
+
+
+@pytest.mark.parametrize(
+    ("count", "attribute"),
+    [(2, PCIE_ROOT), (2, "pcieSwitch"), (5, NUMA_NODE), (3, "alignedPair"), (1, "fabricClique")],
+)
+def test_what_the_wiring_has_not_stays_pending(space: Space, count: int, attribute: str) -> None:
+    given.ask(space, "p", make.request(count=count), constraints=[make.match(attribute)])
+    space.pending("p", saying=NO_ROOM)
+    event = space.api.wait_event("Pod", "p", space.name, text="FailedScheduling")
+    assert NO_ROOM in event["message"]
+    assert "allocation" not in space.claim_of("p", "gpu").get("status", {})
+
+
+def test_more_devices_than_a_claim_may_have(space: Space) -> None:
+    given.ask(space, "p", make.request(count=33))
+    space.pending("p", saying="exceeds the claim limit of 32")
+
+
+def test_every_gpu_that_matches(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    second = f'device.attributes["{site.disk.driver}"].cpuSocket == 1'
+    every = given.get(site, space, "every", make.request(every=True, where=second))
+    assert set(every) == {gpu.gpu for gpu in machine.gpus if gpu.numa == 1}
+    given.ask(space, "again", make.request(every=True))
+    space.pending("again", saying=NO_ROOM)  # All means all, those in use too
