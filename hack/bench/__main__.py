@@ -6,6 +6,7 @@ finding, not a failure.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime as dt
 import json
@@ -14,12 +15,27 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hack.bench import apiserver, bench, machine, peer, report
+from hack.bench import bench, machine, peer, realnode, report, standin
 from hack.bench.errors import BenchError
-from hack.bench.parts import eight, growth, idle, loss, memory, prepare, probe, repair, startup, throughput
+from hack.bench.parts import (
+    eight,
+    growth,
+    idle,
+    loss,
+    memory,
+    pods,
+    prepare,
+    probe,
+    repair,
+    rest,
+    startup,
+    throughput,
+)
+from hack.realnode import binaries, cluster
+from hack.realnode.errors import ClusterError
 
 PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
     "prepare": prepare.run,
@@ -33,6 +49,18 @@ PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
     "loss": loss.run,
     "probe": probe.run,
 }
+"""Parts that run in any environment."""
+
+REAL_PARTS: Mapping[str, Callable[[realnode.NodeBench], report.Part]] = {"pods": pods.run, "rest": rest.run}
+"""Parts that need a real node."""
+
+STAND_IN = tuple(PARTS)
+REAL = tuple(name for name in (*PARTS, *REAL_PARTS) if name not in {"throughput", "idle"})
+"""What runs when nothing is chosen. On a real node `rest` is a longer `idle`."""
+
+CLUSTER = "bench"
+STAND_INS = "between stand-ins"
+REAL_NODE = f"a real node, Kubernetes {binaries.KUBERNETES}"
 
 LONGEST_BASE = 107 - len("/nfb-12345678/throughput/agent-100/plugins_registry/gpu.nearfield.dev-reg.sock")
 """sun_path of unix(7) takes 107 bytes and a NUL."""
@@ -43,23 +71,34 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hack.bench", description="Measure the agent; see docs/performance.md."
     )
-    parser.add_argument("--only", metavar="PART[,PART]", type=_parts, default=tuple(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--only", metavar="PART[,PART]", type=_parts, help=", ".join((*PARTS, *REAL_PARTS)))
+    parser.add_argument("--real", action="store_true", help="on a real node (hack/cluster); it takes root and Go")
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        default=CLUSTER,
+        help=f"of the real node (default: {CLUSTER}); one that stands is used and left standing",
+    )
     parser.add_argument("--quick", action="store_true", help="few turns: shows that everything works, not how fast")
     parser.add_argument(
         "--rounds", metavar="N", type=_positive, help="turns of each latency (default: 200; 20 with --quick)"
     )
     parser.add_argument(
-        "--idle", metavar="SECONDS", type=_positive, help="the window without work (default: 60; 10 with --quick)"
+        "--idle",
+        metavar="SECONDS",
+        type=_positive,
+        help="the window without work (default: 60, on a real node 600; 10 and 20 with --quick)",
     )
-    parser.add_argument(
-        "--lean-peer", action="store_true", help="a Go driver that writes CDI files itself, not with the CDI library"
-    )
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the targets as a table for the docs")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the report, with every value, as JSON")
     parser.add_argument(
         "--directory", metavar="DIR", type=Path, help="where records and CDI files lie (default: a temporary one)"
     )
     parser.add_argument("--keep", action="store_true", help="leave that directory, with the logs, in place")
     asked = parser.parse_args(arguments)
+    names = asked.only or (REAL if asked.real else STAND_IN)
+    if not asked.real and not REAL_PARTS.keys().isdisjoint(names):
+        parser.error(f"{', '.join(REAL_PARTS)} need --real")
     base = Path(asked.directory or tempfile.gettempdir()).absolute()
     if not base.is_dir():
         parser.error(f"{base} is no directory")
@@ -70,11 +109,16 @@ def main(arguments: Sequence[str]) -> int:
         options,
         rounds=asked.rounds or options.rounds,
         idle_s=asked.idle or options.idle_s,
-        lean_peer=asked.lean_peer,
+        rest_s=asked.idle or options.rest_s,
     )
     directory = Path(tempfile.mkdtemp(prefix="nfb-", dir=base))
     try:
-        found, failed = _run(asked.only, options, directory)
+        with contextlib.ExitStack() as stack:
+            node = stack.enter_context(_real_node(asked.cluster)) if asked.real else None
+            found, failed = _run(names, options, directory, node)
+    except (BenchError, ClusterError) as error:
+        print(f"python -m hack.bench: {error}", file=sys.stderr)
+        return 1
     finally:
         if asked.keep:
             print(f"Everything is in {directory}", file=sys.stderr)
@@ -82,6 +126,8 @@ def main(arguments: Sequence[str]) -> int:
             shutil.rmtree(directory, ignore_errors=True)
     if asked.json is not None:
         asked.json.write_text(json.dumps(report.to_json(found), indent=1) + "\n")
+    if asked.markdown is not None:
+        asked.markdown.write_text(report.to_markdown(found))
     print(report.to_table(found), end="")
     return 1 if failed else 0
 
@@ -89,8 +135,8 @@ def main(arguments: Sequence[str]) -> int:
 def _parts(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in PARTS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(PARTS)}")
+        if name not in {*PARTS, *REAL_PARTS}:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join((*PARTS, *REAL_PARTS))}")
     return names
 
 
@@ -100,31 +146,65 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _run(names: Sequence[str], options: bench.Options, directory: Path) -> tuple[report.Report, bool]:
-    started = dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds")
+@contextlib.contextmanager
+def _real_node(name: str) -> Iterator[realnode.RealNode]:
+    """The cluster of that name, brought up if it does not stand, and then taken down again."""
+    stood = name in cluster.names()
+    print(f"Bringing up the real node {name}, if it does not stand", file=sys.stderr)
+    standing = cluster.up(cluster.Options(name=name, audit=True))
+    try:
+        with realnode.RealNode(standing) as node:
+            yield node
+    finally:
+        if not stood:
+            standing.down()
+
+
+def _run(
+    names: Sequence[str], options: bench.Options, directory: Path, node: realnode.RealNode | None
+) -> tuple[report.Report, bool]:
+    started = dt.datetime.now(tz=dt.UTC)
     print("Building the Go driver, if it is not there yet", file=sys.stderr)
     yardstick = peer.build()
-    facts = machine.facts(directory, go=yardstick.go)
+    facts = machine.facts(directory, go=yardstick.go, environment=STAND_INS if node is None else REAL_NODE)
     parts = []
     failed = False
-    for name, run in PARTS.items():
+    for name in (*PARTS, *REAL_PARTS):
         if name not in names:
             continue
-        print(f"Measuring: {name}", file=sys.stderr)
-        # Every part has a server of its own: none inherits what another left in it.
+        passed = dt.datetime.now(tz=dt.UTC) - started
+        print(f"{passed.total_seconds():6.0f} s: measuring {name}", file=sys.stderr, flush=True)
         home = directory / name
         home.mkdir()
         try:
-            with apiserver.ApiServer(home / "api") as server:
-                parts.append(run(bench.Bench(options, home, server, yardstick)))
-        except BenchError as error:
+            parts.append(_part(name, options, home, node, yardstick))
+        except (BenchError, ClusterError) as error:
             failed = True
             print(f"{name}: {error}", file=sys.stderr)
             parts.append(report.Part(name=name, left_out=(f"the rest of this part, as it failed: {error}",)))
     return (
-        report.Report(started=started, machine=facts, options=dataclasses.asdict(options), parts=tuple(parts)),
+        report.Report(
+            started=started.isoformat(timespec="seconds"),
+            machine=facts,
+            options=dataclasses.asdict(options),
+            parts=tuple(parts),
+        ),
         failed,
     )
+
+
+def _part(
+    name: str, options: bench.Options, home: Path, node: realnode.RealNode | None, yardstick: peer.Peer
+) -> report.Part:
+    """One part, which inherits nothing that another left in its server."""
+    if node is None:
+        with standin.StandIn(home / "api") as server:
+            return PARTS[name](bench.Bench(options, home, server, yardstick))
+    try:
+        setting = realnode.NodeBench(options, home, node, yardstick)
+        return PARTS[name](setting) if name in PARTS else REAL_PARTS[name](setting)
+    finally:
+        node.remove_traces()
 
 
 def _terminated(number: int, _: object) -> None:

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in API server as a process of its own, and what the benchmark asks of it over HTTP."""
+"""What the benchmark asks of an API server, over HTTP."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-import os
 import queue
 import socket
-import subprocess
-import sys
+import ssl
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,43 +23,46 @@ from hack.bench.errors import BenchError
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 NODES = "/api/v1/nodes"
-START_TIMEOUT_S = 20.0
 REQUEST_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceEvent:
-    """A watch event of a ResourceSlice. `at`: when it came, on the clock of time.perf_counter."""
+class Event:
+    """A watch event. `at`: when it came, on the clock of time.perf_counter."""
 
     at: float
     kind: str
-    slice: Mapping[str, Any]
+    object: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where an API server is, and what it knows us by. `authority`: who signed its certificate."""
+
+    url: str
+    token: str = field(repr=False)
+    authority: Path | None = None
+
+    def connect(self, *, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection of its own, opened by its first request."""
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.netloc, timeout=timeout_s)
+        context = ssl.create_default_context(cafile=self.authority)
+        return http.client.HTTPSConnection(parts.netloc, timeout=timeout_s, context=context)
 
 
 class ApiServer:
-    """Starts the server; a context manager. The methods are not for several threads."""
+    """An API server, as its administrator. A context manager; the methods are not for several threads.
 
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self.kubeconfig = directory / "kubeconfig"
-        with (directory / "log").open("wb") as log:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "driver.standin.apiserver", "--kubeconfig", str(self.kubeconfig)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        assert self._popen.stdout is not None
-        line = self._popen.stdout.readline()
-        try:
-            started = json.loads(line)
-        except ValueError as error:
-            self._popen.kill()
-            raise BenchError(f"The stand-in API server did not start: {(directory / 'log').read_text()}") from error
-        self.url: str = started["url"]
-        self.token: str = started.get("token") or ""
-        self._http = self._connect()
+    `holder`: the pod that claims are reserved for.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.holder = claims.NOBODY
+        self._http = address.connect(timeout_s=REQUEST_TIMEOUT_S)
+        self._headers = {"Authorization": f"Bearer {address.token}", "User-Agent": "bench"}
 
     def __enter__(self) -> Self:
         return self
@@ -69,25 +70,30 @@ class ApiServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._http.close()
-        self._popen.terminate()
-        self._popen.wait(timeout=START_TIMEOUT_S)
-        assert self._popen.stdout is not None
-        self._popen.stdout.close()
+        self.close()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(urllib.parse.urlsplit(self.url).netloc, timeout=REQUEST_TIMEOUT_S)
+    def close(self) -> None:
+        """End the connection."""
+        self._http.close()
+
+    def get(self, path: str) -> bytes:
+        """The body of a GET. BenchError where the server refuses."""
+        return self._ask("GET", path, None)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One request; the decoded answer. BenchError where the server refuses."""
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        self._http.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
+        answer: dict[str, Any] = json.loads(self._ask(method, path, body) or b"{}")
+        return answer
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
+        sent = None if body is None else json.dumps(body)
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        self._http.request(method, path, body=sent, headers={**self._headers, "Content-Type": kind})
         response = self._http.getresponse()
         content = response.read()
         if response.status >= http.HTTPStatus.BAD_REQUEST:
             raise BenchError(f"{method} {path}: {response.status} {content[:500]!r}")
-        answer: dict[str, Any] = json.loads(content or b"{}")
-        return answer
+        return content
 
     def create_node(self, name: str) -> None:
         """A Node, so that slices have an owner."""
@@ -111,7 +117,7 @@ class ApiServer:
             self.call(
                 "PUT",
                 f"{claim.path}/status",
-                claims.allocated(stored, driver=driver, node=node, devices=wanted, admin=admin),
+                claims.allocated(stored, driver=driver, node=node, devices=wanted, admin=admin, holder=self.holder),
             )
             made.append(claim)
         return made
@@ -127,38 +133,36 @@ class ApiServer:
         items: list[dict[str, Any]] = self.call("GET", f"{SLICES}?{selector}")["items"]
         return items
 
-    def writes(self) -> int:
-        """How many writes it has taken since its start, of objects of any kind; dry ones are none."""
-        return sum(self.call("GET", "/standin/counters")["writes"].values())
+    def watch_slices(self, *, node: str) -> Watch:
+        """A watch of the slices of a node from now on."""
+        return self.watch(SLICES, fieldSelector=f"spec.nodeName={node}")
 
-    def claim_reads(self) -> int:
-        """How often a claim was read since its start."""
-        return int(self.call("GET", "/standin/counters")["requests"].get("get resourceclaims", 0))
-
-    def watch_slices(self) -> SliceWatch:
-        """A watch of all slices from now on."""
-        version = self.call("GET", SLICES)["metadata"]["resourceVersion"]
-        connection = self._connect()
-        query = urllib.parse.urlencode({"watch": "true", "resourceVersion": version, "timeoutSeconds": 3600})
-        connection.request("GET", f"{SLICES}?{query}", headers={"Authorization": f"Bearer {self.token}"})
+    def watch(self, collection: str, **selectors: str) -> Watch:
+        """A watch of a collection from now on."""
+        version = self.call("GET", f"{collection}?limit=1")["metadata"]["resourceVersion"]
+        connection = self.address.connect(timeout_s=REQUEST_TIMEOUT_S)
+        query = urllib.parse.urlencode(
+            {"watch": "true", "resourceVersion": version, "timeoutSeconds": 3600, **selectors}
+        )
+        connection.request("GET", f"{collection}?{query}", headers=self._headers)
         stream = connection.sock
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
-            raise BenchError(f"watch of slices: {response.status} {response.read()[:500]!r}")
+            raise BenchError(f"watch of {collection}: {response.status} {response.read()[:500]!r}")
         stream.settimeout(None)
-        return SliceWatch(connection, stream, response)
+        return Watch(connection, stream, response)
 
 
-class SliceWatch:
-    """The events of all slices, each with the time at which it came. A context manager."""
+class Watch:
+    """The events of a collection, each with the time at which it came. A context manager."""
 
     def __init__(
         self, connection: http.client.HTTPConnection, stream: socket.socket, response: http.client.HTTPResponse
     ) -> None:
         self._connection = connection
         self._stream = stream
-        self._events: queue.SimpleQueue[SliceEvent] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._read, args=(response,), name="slices", daemon=True)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, args=(response,), name="watch", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -179,18 +183,18 @@ class SliceWatch:
                 at = time.perf_counter()
                 event = json.loads(line)
                 if event["type"] != "BOOKMARK":
-                    self._events.put(SliceEvent(at=at, kind=event["type"], slice=event["object"]))
+                    self._events.put(Event(at=at, kind=event["type"], object=event["object"]))
         except (OSError, ValueError, http.client.HTTPException):
             return
 
-    def take(self) -> list[SliceEvent]:
+    def take(self) -> list[Event]:
         """What came since the last call, without waiting."""
         events = []
         while not self._events.empty():
             events.append(self._events.get())
         return events
 
-    def wait(self, wanted: Callable[[SliceEvent], bool], *, timeout_s: float) -> SliceEvent | None:
+    def wait(self, wanted: Callable[[Event], bool], *, timeout_s: float) -> Event | None:
         """The next event that is wanted, those before it dropped; None when none comes in time."""
         deadline = time.perf_counter() + timeout_s
         while (left := deadline - time.perf_counter()) > 0:

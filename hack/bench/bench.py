@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hack.bench import apiserver, drivers, peer
 
@@ -49,8 +49,11 @@ class Options:
     probes: int = 30
     """Warm probes of each machine."""
 
-    lean_peer: bool = False
-    """Whether the Go driver writes its CDI files itself; public ones use the CDI library, which reads all at each change."""
+    pods: int = 15
+    """Pods of each kind, one after the other; on a real node only."""
+
+    rest_s: float = 600.0
+    """The window in which writes to the API server are counted; on a real node only."""
 
 
 QUICK = Options(
@@ -63,6 +66,8 @@ QUICK = Options(
     idle_s=10.0,
     repairs=3,
     probes=5,
+    pods=3,
+    rest_s=20.0,
 )
 
 WARM_UP = 5
@@ -72,13 +77,36 @@ WARM_UP = 5
 T = TypeVar("T")
 
 
-class Bench:
-    """One run. `directory` is empty and short enough for sockets."""
+class Environment(Protocol):
+    """What a run is made in: between stand-ins, or on a real node."""
 
-    def __init__(self, options: Options, directory: Path, server: apiserver.ApiServer, yardstick: peer.Peer) -> None:
+    @property
+    def server(self) -> apiserver.ApiServer:
+        """The API server."""
+
+    @property
+    def address(self) -> apiserver.Address:
+        """The same server, as drivers know it."""
+
+    @property
+    def place(self) -> drivers.Place:
+        """Where drivers run."""
+
+    def writes(self) -> int:
+        """How many writes of the drivers it has taken since its start; dry ones are none."""
+
+    def claim_reads(self) -> int:
+        """How often a claim was read since its start."""
+
+
+class Bench:
+    """One part of a run. `directory` is empty and short enough for sockets."""
+
+    def __init__(self, options: Options, directory: Path, environment: Environment, yardstick: peer.Peer) -> None:
         self.options = options
         self.directory = directory
-        self.server = server
+        self.environment = environment
+        self.server = environment.server
         self.peer = yardstick
         self._nodes = 0
         self._never = threading.Event()
@@ -95,31 +123,35 @@ class Bench:
     def agent(self, *arguments: str) -> drivers.Spec:
         """An agent that never ran, on a node of its own."""
         directory = self.fresh_directory("agent")
-        self.server.create_node(directory.name)
-        return drivers.agent(directory, *arguments, node=directory.name, kubeconfig=self.server.kubeconfig)
+        return drivers.agent(directory, *arguments, node=self._node(directory), place=self.environment.place)
 
-    def yardstick(self) -> drivers.Spec | None:
+    def yardstick(self, subject: str = drivers.PEER) -> drivers.Spec | None:
         """A Go driver that never ran, on a node of its own; None where there is none."""
         if self.peer.binary is None:
             return None
         directory = self.fresh_directory("peer")
-        self.server.create_node(directory.name)
         return drivers.peer(
             directory,
-            node=directory.name,
-            kubeconfig=self.server.kubeconfig,
+            subject=subject,
+            node=self._node(directory),
+            place=self.environment.place,
             binary=self.peer.binary,
-            lean=self.options.lean_peer,
         )
 
-    def contest(self, stack: ExitStack) -> list[drivers.Ready]:
-        """The agent and, where there is one, the Go driver, both ready."""
-        specs = [self.agent(), self.yardstick()]
+    def contest(self, stack: ExitStack, *peers: str) -> list[drivers.Ready]:
+        """The agent and, where there are any, the Go drivers (PEER alone unless others are named), all ready."""
+        specs = [self.agent(), *(self.yardstick(subject) for subject in peers or (drivers.PEER,))]
         return [stack.enter_context(drivers.Ready(spec, self.server)) for spec in specs if spec is not None]
 
     def left_out(self) -> tuple[str, ...]:
         """Why the Go driver is missing, if it is."""
         return (self.peer.missing,) if self.peer.binary is None else ()
+
+    def _node(self, directory: Path) -> str:
+        """A Node for what runs in this directory. Its name is of this part: a real server has the nodes of all."""
+        name = f"{self.directory.name}-{directory.name}"
+        self.server.create_node(name)
+        return name
 
 
 def rotated(items: Sequence[T], turn: int) -> list[T]:

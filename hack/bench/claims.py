@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NAMESPACE = "default"
+NAMESPACE = "bench"
 REQUEST = "gpu"
 
 
@@ -22,6 +22,18 @@ class Claim:
     def path(self) -> str:
         """Its path in the API."""
         return f"{collection_path()}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A pod that claims are reserved for."""
+
+    name: str
+    uid: str
+
+
+NOBODY = Holder(name="nobody", uid="00000000-0000-4000-8000-000000000000")
+"""Where no one looks whether the pod is there."""
 
 
 def collection_path() -> str:
@@ -43,9 +55,9 @@ def body(name: str, *, count: int, admin: bool) -> dict[str, Any]:
 
 
 def allocated(
-    claim: Mapping[str, Any], *, driver: str, node: str, devices: Sequence[str], admin: bool
+    claim: Mapping[str, Any], *, driver: str, node: str, devices: Sequence[str], admin: bool, holder: Holder = NOBODY
 ) -> dict[str, Any]:
-    """The stored claim with the allocation that the scheduler writes into its status, for a pod that is not there."""
+    """The stored claim with the allocation that the scheduler writes into its status."""
     result: dict[str, Any] = {"request": REQUEST, "driver": driver, "pool": node}
     if admin:
         result["adminAccess"] = True
@@ -60,12 +72,6 @@ def allocated(
                     ]
                 },
             },
-            "reservedFor": [
-                {
-                    "resource": "pods",
-                    "name": f"pod-of-{claim['metadata']['name']}",
-                    "uid": f"pod-{claim['metadata']['uid']}",
-                }
-            ],
+            "reservedFor": [{"resource": "pods", "name": holder.name, "uid": holder.uid}],
         },
     }

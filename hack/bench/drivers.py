@@ -7,23 +7,55 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from hack.bench import apiserver, claims, dra, processes
 from hack.bench.errors import BenchError
 
 AGENT = "agent"
 PEER = "peer"
+"""The Go driver that does the least that is correct."""
+
+PUBLIC = "public"
+"""The same with the CDI library, as public drivers have it."""
+
+PEERS: Mapping[str, str] = {PEER: "the Go driver's", PUBLIC: "the Go driver's with the CDI library"}
+"""Subject: what a figure calls it."""
+
 AGENT_DRIVER = "gpu.nearfield.dev"
 MACHINE = "dgx-h100"
 PEER_DRIVER = "peer.nearfield.dev"
 START_TIMEOUT_S = 60.0
 POLL_S = 0.001
 """How often something that a starting process makes is looked for: the error of a start-up figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where drivers run, and how they reach the API server there. `kubeconfig`: None where they do it as pods do.
+    `enter`: what stands before their commands; it ends in exec, so that its process is the driver's.
+    """
+
+    kubeconfig: Path | None = None
+    enter: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    peer_arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kubelet:
+    """Kubelet's folder and that of CDI specs, as a driver sees them; `seen` is the former as the benchmark does.
+    `real`: whether a kubelet is there, which registers drivers.
+    """
+
+    folder: Path
+    cdi: Path
+    seen: Path
+    real: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,37 +66,44 @@ class Spec:
     driver_name: str
     node: str
     command: tuple[str, ...]
+    environment: Mapping[str, str]
     directory: Path
+    kubelet: Kubelet
     http_port: int | None = None
 
     @property
     def registration_socket(self) -> Path:
         """Where kubelet finds the driver."""
-        return self.directory / "plugins_registry" / f"{self.driver_name}-reg.sock"
+        return self.kubelet.seen / "plugins_registry" / f"{self.driver_name}-reg.sock"
 
     @property
     def dra_socket(self) -> Path:
         """Where kubelet calls it."""
-        return self.directory / "plugins" / self.driver_name / "dra.sock"
+        return self.kubelet.seen / "plugins" / self.driver_name / "dra.sock"
 
 
-def agent(directory: Path, *arguments: str, node: str, kubeconfig: Path) -> Spec:
-    """The agent as a node runs it, on a mock machine. `directory` is made, and is the kubelet's."""
+def agent(directory: Path, *arguments: str, node: str, place: Place, kubelet: Kubelet | None = None) -> Spec:
+    """The agent as a node runs it, on a mock machine. `directory` is made; it is kubelet's too where none is given."""
     port = free_port()
+    home = kubelet or _kubelet(directory)
+    directory.mkdir(exist_ok=True)
     return Spec(
         subject=AGENT,
         driver_name=AGENT_DRIVER,
         node=node,
-        directory=_kubelet_directory(directory),
+        directory=directory,
+        kubelet=home,
+        environment=place.environment,
         http_port=port,
         command=(
+            *place.enter,
             str(Path(sys.executable).with_name("nearfield")),
             "run",
             f"--node-name={node}",
             f"--mock={MACHINE}",
-            f"--kubeconfig={kubeconfig}",
-            f"--kubelet-dir={directory}",
-            f"--cdi-dir={directory / 'cdi'}",
+            *(() if place.kubeconfig is None else (f"--kubeconfig={place.kubeconfig}",)),
+            f"--kubelet-dir={home.folder}",
+            f"--cdi-dir={home.cdi}",
             f"--state-dir={directory / 'state'}",
             f"--http=127.0.0.1:{port}",
             "--inspect=",
@@ -73,29 +112,38 @@ def agent(directory: Path, *arguments: str, node: str, kubeconfig: Path) -> Spec
     )
 
 
-def peer(directory: Path, *, node: str, kubeconfig: Path, binary: Path, lean: bool) -> Spec:
-    """The Go yardstick; a `lean` one writes CDI files without the CDI library."""
+def peer(
+    directory: Path, *, subject: str, node: str, place: Place, binary: Path, kubelet: Kubelet | None = None
+) -> Spec:
+    """The Go driver, PEER or PUBLIC."""
+    home = kubelet or _kubelet(directory)
+    directory.mkdir(exist_ok=True)
     return Spec(
-        subject=PEER,
+        subject=subject,
         driver_name=PEER_DRIVER,
         node=node,
-        directory=_kubelet_directory(directory),
+        directory=directory,
+        kubelet=home,
+        environment=place.environment,
         command=(
+            *place.enter,
             str(binary),
             f"-driver-name={PEER_DRIVER}",
             f"-node-name={node}",
-            f"-kubeconfig={kubeconfig}",
-            f"-kubelet-dir={directory}",
-            f"-cdi-dir={directory / 'cdi'}",
-            f"-cdi-library={'false' if lean else 'true'}",
+            *(() if place.kubeconfig is None else (f"-kubeconfig={place.kubeconfig}",)),
+            f"-kubelet-dir={home.folder}",
+            f"-cdi-dir={home.cdi}",
+            f"-cdi-library={'true' if subject == PUBLIC else 'false'}",
+            *place.peer_arguments,
         ),
     )
 
 
-def _kubelet_directory(directory: Path) -> Path:
+def _kubelet(directory: Path) -> Kubelet:
+    """A folder without a kubelet."""
     for name in ("plugins_registry", "plugins", "cdi"):
         (directory / name).mkdir(parents=True, exist_ok=True)
-    return directory
+    return Kubelet(folder=directory, cdi=directory / "cdi", seen=directory, real=False)
 
 
 def free_port() -> int:
@@ -111,7 +159,7 @@ class Running:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.process = processes.Process(spec.command, log=spec.directory / "log")
+        self.process = processes.Process(spec.command, log=spec.directory / "log", environment=spec.environment)
         self._client: dra.Client | None = None
 
     def __enter__(self) -> Self:
@@ -146,21 +194,14 @@ class Running:
         self.client.prepare()
         return time.perf_counter() - self.process.started
 
-    def await_slice(self, watch: apiserver.SliceWatch) -> float:
-        """Seconds from exec until the watch, which was opened before, shows a slice of this driver."""
+    def await_slice(self, watch: apiserver.Watch) -> float:
+        """Seconds from exec until the watch of its node, which was opened before, shows a slice of this driver."""
         while (waited := time.perf_counter() - self.process.started) < START_TIMEOUT_S:
             self.process.check()
-            event = watch.wait(
-                lambda event: event.slice["spec"]["driver"] == self.spec.driver_name and self._is_here(event),
-                timeout_s=1.0,
-            )
+            event = watch.wait(lambda event: event.object["spec"]["driver"] == self.spec.driver_name, timeout_s=1.0)
             if event is not None:
                 return event.at - self.process.started
         raise BenchError(f"{self.spec.subject}: no slice in {waited:.0f} s; see its log")
-
-    def _is_here(self, event: apiserver.SliceEvent) -> bool:
-        here: bool = event.slice["spec"].get("nodeName") == self.spec.node
-        return here
 
     def _await(self, there: Callable[[], bool], what: str) -> float:
         pause = threading.Event()
@@ -181,11 +222,12 @@ class Ready:
         self._server = server
         self._fill: list[claims.Claim] = []
         try:
-            with server.watch_slices() as watch:
+            with server.watch_slices(node=spec.node) as watch:
                 self.running.await_registration_socket()
-                dra.register(spec.registration_socket)
+                if not spec.kubelet.real:
+                    dra.register(spec.registration_socket)
                 self.running.await_serving()
-                if not server.slices(node=spec.node):
+                if not _slices(server, spec):
                     self.running.await_slice(watch)
             self.devices = _device_names(server, spec)
         except BaseException:
@@ -239,12 +281,11 @@ class Ready:
 
 
 def _device_names(server: apiserver.ApiServer, spec: Spec) -> Sequence[str]:
-    names = [
-        device["name"]
-        for item in server.slices(node=spec.node)
-        if item["spec"]["driver"] == spec.driver_name
-        for device in item["spec"].get("devices", ())
-    ]
+    names = [device["name"] for item in _slices(server, spec) for device in item["spec"].get("devices", ())]
     if len(names) < 8:
         raise BenchError(f"{spec.subject} published {len(names)} devices, not 8: see {spec.directory / 'log'}")
     return tuple(names)
+
+
+def _slices(server: apiserver.ApiServer, spec: Spec) -> list[dict[str, Any]]:
+    return [item for item in server.slices(node=spec.node) if item["spec"]["driver"] == spec.driver_name]

@@ -20,7 +20,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.parse
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Self
 
 import grpc
 
+from hack.bench import apiserver
 from hack.bench.errors import BenchError
 
 METHOD = "/floor.Floor/Nothing"
@@ -61,15 +61,15 @@ class Steps:
 class Floor:
     """Does the steps. A context manager; not for several threads."""
 
-    def __init__(self, directory: Path, *, api_url: str, api_token: str) -> None:
+    def __init__(self, directory: Path, address: apiserver.Address) -> None:
         directory.mkdir()
         socket = directory / "floor.sock"
         self._server = subprocess.Popen([sys.executable, "-m", __name__, str(socket)], stdin=subprocess.PIPE)
         pauses = [(f"grpc.{kind}_reconnect_backoff_ms", 20) for kind in ("initial", "min", "max")]
         self._channel = grpc.insecure_channel(f"unix:{socket}", options=pauses)
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
-        self._http = http.client.HTTPConnection(urllib.parse.urlsplit(api_url).netloc, timeout=RPC_TIMEOUT_S)
-        self._headers = {"Authorization": f"Bearer {api_token}", "Accept": "application/json"}
+        self._http = address.connect(timeout_s=RPC_TIMEOUT_S)
+        self._headers = {"Authorization": f"Bearer {address.token}", "Accept": "application/json"}
         self._database = sqlite3.connect(directory / "floor.sqlite", isolation_level=None)
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")

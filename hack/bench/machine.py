@@ -15,9 +15,10 @@ from typing import Any
 PROC = Path("/proc")
 
 
-def facts(directory: Path, *, go: str | None, proc: Path = PROC) -> Mapping[str, Any]:
+def facts(directory: Path, *, go: str | None, environment: str, proc: Path = PROC) -> Mapping[str, Any]:
     """What this run is made on. `directory` is where everything is written; `go` the version of Go, if there is one."""
     return {
+        "environment": environment,
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu_model((proc / "cpuinfo").read_text(errors="replace")),
         "memory MiB": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,

@@ -157,6 +157,17 @@ def to_table(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+def to_markdown(report: Report) -> str:
+    """The targets as a table of a document."""
+    lines = ["| what | at most | measured | |", "|---|---|---|---|"]
+    for figure in (figure for part in report.parts for figure in part.figures):
+        unit = "" if figure.unit is Unit.COUNT else f" {figure.unit.value}"
+        measured = "-" if figure.measured is None else f"{_number(figure.measured)}{unit}"
+        verdict = {True: "met", False: "**missed**", None: "not measured"}[figure.met]
+        lines.append(f"| {figure.what} | {_number(figure.limit)}{unit} | {measured} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
 def _number(value: float) -> str:
     """Two or three digits that matter, without an exponent."""
     magnitude = abs(value)

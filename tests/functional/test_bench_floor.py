@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import pytest
 
-from hack.bench import floor
+from hack.bench import apiserver, floor
 from hack.bench.errors import BenchError
 
 
@@ -58,7 +58,7 @@ def directory() -> Iterator[Path]:
 
 
 def test_every_step_does_its_work(url: str, directory: Path) -> None:
-    with floor.Floor(directory, api_url=url, api_token="t") as the_floor:
+    with floor.Floor(directory, apiserver.Address(url=url, token="t")) as the_floor:
         taken = [the_floor.run("/claim") for _ in range(70)]
     for steps in taken:
         assert min(steps.rpc, steps.get, steps.commit, steps.file) > 0
@@ -74,7 +74,7 @@ def test_every_step_does_its_work(url: str, directory: Path) -> None:
 
 def test_a_claim_that_cannot_be_read_is_said(url: str, directory: Path) -> None:
     with (
-        floor.Floor(directory, api_url=url, api_token="t") as the_floor,
+        floor.Floor(directory, apiserver.Address(url=url, token="t")) as the_floor,
         pytest.raises(BenchError, match="GET /other: 404"),
     ):
         the_floor.run("/other")

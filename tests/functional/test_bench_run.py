@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.bench import apiserver, bench, drivers, peer
+from hack.bench import bench, drivers, peer, standin
 from hack.bench.errors import BenchError
 from hack.bench.parts import prepare
 
@@ -27,8 +27,9 @@ NO_PEER = peer.Peer(binary=None, missing="the Go driver: not in this test")
 @pytest.fixture
 def setting() -> Iterator[bench.Bench]:
     directory = Path(tempfile.mkdtemp(prefix="nfb-"))
-    with apiserver.ApiServer(directory / "api") as server:
-        yield bench.Bench(OPTIONS, directory, server, NO_PEER)
+    with standin.StandIn(directory / "api") as server:
+        (directory / "part").mkdir()
+        yield bench.Bench(OPTIONS, directory / "part", server, NO_PEER)
     shutil.rmtree(directory)
 
 

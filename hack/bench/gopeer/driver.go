@@ -63,7 +63,12 @@ func (d *driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 		if result.Driver != d.name {
 			continue
 		}
-		wanted = append(wanted, preparedDevice{Request: result.Request, Pool: result.Pool, Device: result.Device})
+		wanted = append(wanted, preparedDevice{
+			Request: result.Request,
+			Pool:    result.Pool,
+			Device:  result.Device,
+			Admin:   ptr.Deref(result.AdminAccess, false),
+		})
 	}
 	if len(wanted) == 0 {
 		return nil, fmt.Errorf("claim %s/%s has no device of %s", claim.Namespace, claim.Name, d.name)

@@ -2,10 +2,10 @@
 
 // Gopeer is the yardstick of the benchmark: the least DRA driver for whole GPUs that the official Go helper allows.
 //
-// It publishes eight made-up devices, reads claims through the helper, writes one CDI file a claim with the CDI library and
-// keeps a JSON checkpoint of all prepared claims, as public drivers do. It controls no hardware. It does less than a driver
-// must (no overlap check, no configs), so what it costs is a lower bound for its kind. With -cdi-library=false it writes CDI
-// files itself, which public drivers do not: the library reads all files anew whenever one changes.
+// It publishes eight made-up devices, reads claims through the helper, refuses a device that another claim holds, writes one
+// CDI file a claim and keeps one synced JSON checkpoint of all prepared claims. It controls no hardware and knows no configs,
+// so what it costs is a lower bound for its kind. With -cdi-library it writes its CDI files with the CDI library, as public
+// drivers do: the library reads all files anew whenever one changes.
 package main
 
 import (
@@ -31,16 +31,18 @@ type options struct {
 	kubeletDir string
 	cdiDir     string
 	cdiLibrary bool
+	json       bool
 }
 
 func main() {
 	var o options
 	flag.StringVar(&o.driverName, "driver-name", "peer.nearfield.dev", "name of the driver")
 	flag.StringVar(&o.nodeName, "node-name", "", "name of the node, also of its pool")
-	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as a pod does")
 	flag.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "kubelet's directory")
 	flag.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "where CDI specs go")
-	flag.BoolVar(&o.cdiLibrary, "cdi-library", true, "write CDI specs with the CDI library")
+	flag.BoolVar(&o.cdiLibrary, "cdi-library", false, "write CDI specs with the CDI library")
+	flag.BoolVar(&o.json, "json", false, "talk JSON to the API server, not what client-go prefers")
 	flag.Parse()
 	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "gopeer:", err)
@@ -58,8 +60,10 @@ func run(o options) error {
 	}
 	// As shipped, client-go lets 5 requests a second through; that would be all this benchmark could see.
 	config.QPS = -1
-	// The stand-in speaks JSON only. Protobuf would save some 0.05 ms in the decoding of a claim.
-	config.ContentType = runtime.ContentTypeJSON
+	if o.json {
+		config.ContentType = runtime.ContentTypeJSON
+		config.AcceptContentTypes = runtime.ContentTypeJSON
+	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
@@ -97,6 +101,9 @@ func run(o options) error {
 
 // loadConfig keeps the token also for a server without TLS, where clientcmd drops credentials. The stand-in is one.
 func loadConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		return rest.InClusterConfig()
+	}
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, err

@@ -23,6 +23,7 @@ type preparedDevice struct {
 	Request        string              `json:"request"`
 	Pool           string              `json:"pool"`
 	Device         string              `json:"device"`
+	Admin          bool                `json:"admin,omitempty"`
 	CDIDeviceID    string              `json:"cdiDeviceID"`
 	ContainerEdits *cdi.ContainerEdits `json:"containerEdits"`
 }
@@ -66,6 +67,15 @@ func (s *state) prepare(uid types.UID, wanted []preparedDevice) ([]preparedDevic
 	}
 	if prepared, found := record.Claims[uid]; found {
 		return prepared, nil
+	}
+	for holder, devices := range record.Claims {
+		for _, held := range devices {
+			for _, device := range wanted {
+				if held.Device == device.Device && held.Pool == device.Pool && !held.Admin && !device.Admin {
+					return nil, fmt.Errorf("device %s is held by claim %s", device.Device, holder)
+				}
+			}
+		}
 	}
 	for index := range wanted {
 		device := &wanted[index]

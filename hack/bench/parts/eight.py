@@ -20,7 +20,7 @@ ONE_CLAIM = "one claim with 8 devices"
 def run(bench: benchmark.Bench) -> report.Part:
     """The three shapes, turn by turn."""
     with ExitStack() as stack:
-        contest = bench.contest(stack)
+        contest = bench.contest(stack, *drivers.PEERS)
         taken = {driver.subject: _Shapes(bench, driver) for driver in contest}
         for index in range(benchmark.WARM_UP + bench.options.bursts):
             for driver in benchmark.rotated(contest, index):
@@ -38,19 +38,20 @@ def run(bench: benchmark.Bench) -> report.Part:
             )
             for subject, values in seconds.items()
         ]
-        if drivers.PEER not in seconds:
-            continue
-        ratios = report.ratio(shape, "agent/peer", seconds[drivers.AGENT], seconds[drivers.PEER])
-        series.append(ratios)
-        if shape != ONE_CLAIM:
-            figures.append(
-                report.Figure(
-                    what=f"{shape}, of the Go driver's",
-                    limit=OF_PEER,
-                    unit=report.Unit.RATIO,
-                    measured=ratios.summary.p50,
+        for peer, called in drivers.PEERS.items():
+            if peer not in seconds:
+                continue
+            ratios = report.ratio(shape, f"agent/{peer}", seconds[drivers.AGENT], seconds[peer])
+            series.append(ratios)
+            if shape != ONE_CLAIM:
+                figures.append(
+                    report.Figure(
+                        what=f"{shape}, of {called}",
+                        limit=OF_PEER,
+                        unit=report.Unit.RATIO,
+                        measured=ratios.summary.p50,
+                    )
                 )
-            )
     return report.Part(name="eight", series=tuple(series), figures=tuple(figures), left_out=bench.left_out())
 
 

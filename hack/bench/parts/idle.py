@@ -18,14 +18,14 @@ def run(bench: benchmark.Bench) -> report.Part:
         contest = bench.contest(stack)
         contest[0].client.watch_health()
         bench.pause(bench.options.settle_s)
-        writes = bench.server.writes()
+        writes = bench.environment.writes()
         before = [processes.cpu_seconds(driver.running.process.tree()) for driver in contest]
         bench.pause(bench.options.idle_s)
         used = [
             processes.cpu_seconds(driver.running.process.tree()) - earlier
             for driver, earlier in zip(contest, before, strict=True)
         ]
-        writes = bench.server.writes() - writes
+        writes = bench.environment.writes() - writes
     series = tuple(
         report.Series(
             name=f"CPU in {window} of idleness",

@@ -28,7 +28,7 @@ def run(bench: benchmark.Bench) -> report.Part:
     for kind, name in KINDS.items():
         with (
             drivers.Ready(bench.agent(f"--probe-interval={INTERVAL}"), bench.server) as agent,
-            bench.server.watch_slices() as watch,
+            bench.server.watch_slices(node=agent.spec.node) as watch,
         ):
             bench.pause(QUIET_S)
             watch.take()

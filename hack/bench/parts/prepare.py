@@ -34,10 +34,8 @@ def run(bench: benchmark.Bench) -> report.Part:
     series: list[report.Series] = []
     figures: list[report.Figure] = []
     with ExitStack() as stack:
-        contest = bench.contest(stack)
-        the_floor = stack.enter_context(
-            floor.Floor(bench.fresh_directory("floor"), api_url=bench.server.url, api_token=bench.server.token)
-        )
+        contest = bench.contest(stack, *drivers.PEERS)
+        the_floor = stack.enter_context(floor.Floor(bench.fresh_directory("floor"), bench.environment.address))
         for level in bench.options.levels:
             more, verdicts = _level(bench, contest, the_floor, level)
             series += more
@@ -129,19 +127,22 @@ def _judge(
         _ratio_figure(f"prepare against its floor, {beside}", 1.3, to_floor, note),
         _ratio_figure(f"repeat against an empty RPC, {beside}", 2, to_empty, note),
     ]
-    peer = turns.get(drivers.PEER)
-    if peer is not None:
-        to_peer = report.ratio(f"prepare, {beside}", "agent/peer", agent.prepare, peer.prepare)
+    for subject, called in drivers.PEERS.items():
+        peer = turns.get(subject)
+        if peer is None:
+            continue
+        sides = f"agent/{subject}"
+        to_peer = report.ratio(f"prepare, {beside}", sides, agent.prepare, peer.prepare)
         series += [
             to_peer,
-            report.ratio(f"repeat, {beside}", "agent/peer", agent.repeat, peer.repeat),
-            report.ratio(f"unprepare, {beside}", "agent/peer", agent.unprepare, peer.unprepare),
+            report.ratio(f"repeat, {beside}", sides, agent.repeat, peer.repeat),
+            report.ratio(f"unprepare, {beside}", sides, agent.unprepare, peer.unprepare),
         ]
         if level in OF_PEER:
-            figures.append(_ratio_figure(f"prepare of the Go driver's, {beside}", OF_PEER[level], to_peer, note))
+            figures.append(_ratio_figure(f"prepare of {called}, {beside}", OF_PEER[level], to_peer, note))
         figures.append(
             report.Figure(
-                what=f"prepare p99 of the Go driver's, {beside}",
+                what=f"prepare p99 of {called}, {beside}",
                 limit=1,
                 unit=report.Unit.RATIO,
                 measured=stats.percentile(agent.prepare, 99) / stats.percentile(peer.prepare, 99),
@@ -155,10 +156,10 @@ def _repeat_asks_nothing(bench: benchmark.Bench, driver: drivers.Ready) -> repor
     """Whether repeats of a completed claim reach the API server."""
     (claim,) = driver.make_claims("repeated", 1)
     driver.client.prepare(claim)
-    before = bench.server.claim_reads()
+    before = bench.environment.claim_reads()
     for _ in range(REPEATS_COUNTED):
         driver.client.prepare(claim)
-    asked = bench.server.claim_reads() - before
+    asked = bench.environment.claim_reads() - before
     driver.client.unprepare(claim)
     return report.Figure(
         what=f"API calls of {REPEATS_COUNTED} repeats of a completed claim",

@@ -25,7 +25,10 @@ DELETED_AGAIN = "deleted right after a repair, back"
 def run(bench: benchmark.Bench) -> report.Part:
     """The agent only: the Go helper needs half a minute for each, by its design."""
     seconds: dict[str, list[float]] = {EDITED: [], DELETED: [], DELETED_AGAIN: []}
-    with drivers.Ready(bench.agent(), bench.server) as agent, bench.server.watch_slices() as watch:
+    with (
+        drivers.Ready(bench.agent(), bench.server) as agent,
+        bench.server.watch_slices(node=agent.spec.node) as watch,
+    ):
         node = agent.spec.node
         for _ in range(bench.options.repairs):
             bench.pause(QUIET_S)
@@ -62,7 +65,7 @@ def _first_slice(server: apiserver.ApiServer, node: str) -> dict[str, Any]:
     return next(item for item in server.slices(node=node) if item["spec"].get("devices"))
 
 
-def _edit(server: apiserver.ApiServer, watch: apiserver.SliceWatch, node: str) -> float:
+def _edit(server: apiserver.ApiServer, watch: apiserver.Watch, node: str) -> float:
     right = _first_slice(server, node)
     wrong = copy.deepcopy(right)
     wrong["spec"]["devices"][0]["attributes"]["type"] = {"string": "edited"}
@@ -72,7 +75,7 @@ def _edit(server: apiserver.ApiServer, watch: apiserver.SliceWatch, node: str) -
     return _await(watch, right["spec"]["devices"], began)
 
 
-def _delete(server: apiserver.ApiServer, watch: apiserver.SliceWatch, node: str) -> float:
+def _delete(server: apiserver.ApiServer, watch: apiserver.Watch, node: str) -> float:
     right = _first_slice(server, node)
     watch.take()
     began = time.perf_counter()
@@ -80,9 +83,9 @@ def _delete(server: apiserver.ApiServer, watch: apiserver.SliceWatch, node: str)
     return _await(watch, right["spec"]["devices"], began)
 
 
-def _await(watch: apiserver.SliceWatch, devices: list[Mapping[str, Any]], began: float) -> float:
+def _await(watch: apiserver.Watch, devices: list[Mapping[str, Any]], began: float) -> float:
     event = watch.wait(
-        lambda event: event.kind != "DELETED" and event.slice["spec"].get("devices") == devices, timeout_s=TIMEOUT_S
+        lambda event: event.kind != "DELETED" and event.object["spec"].get("devices") == devices, timeout_s=TIMEOUT_S
     )
     if event is None:
         raise BenchError(f"A harmed slice was not back in {TIMEOUT_S:.0f} s")

@@ -80,7 +80,7 @@ def _start(bench: benchmark.Bench, spec: drivers.Spec) -> tuple[dict[str, float]
         pass
     for item in bench.server.slices(node=spec.node):
         bench.server.call("DELETE", f"{apiserver.SLICES}/{item['metadata']['name']}")
-    with bench.server.watch_slices() as watch:
+    with bench.server.watch_slices(node=spec.node) as watch:
         with drivers.Running(spec) as driver:
             found = {
                 REGISTRATION: driver.await_registration_socket(),
@@ -94,10 +94,5 @@ def _start(bench: benchmark.Bench, spec: drivers.Spec) -> tuple[dict[str, float]
             found[RESTART] = driver.await_serving()
             dra.register(spec.registration_socket)
             bench.pause(SETTLED_S)
-        written = sum(_is_of(event, spec) for event in watch.take())
+        written = len(watch.take())
     return found, written
-
-
-def _is_of(event: apiserver.SliceEvent, spec: drivers.Spec) -> bool:
-    here: bool = event.slice["spec"].get("nodeName") == spec.node
-    return here
