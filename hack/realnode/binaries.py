@@ -7,21 +7,23 @@ and whoever has the same sources finds it again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from hack.realnode import needs
+from hack.realnode import locks, needs
 from hack.realnode.errors import ClusterError
 
 MODULES = Path(__file__).resolve().parent / "upstream"
 KUBERNETES = "v1.37.2"
 """As upstream/kubernetes/go.mod requires; compiled in, because components refuse to work beside a version v0.0.0."""
+
+HIDDEN = ("/run", "/var/run", "/var/lib", "/var/log")
+"""Where the cluster's programs see folders of the cluster."""
 
 LINKS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 """Names of the one binary of upstream/kubernetes."""
@@ -59,40 +61,45 @@ def path() -> Path:
 def build() -> Path:
     """The folder of all programs, built now if it is not there. Raises ClusterError with what Go said."""
     folder = path()
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / "components.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            _build_into(folder)
+    if any(folder.is_relative_to(hidden) for hidden in HIDDEN):
+        raise ClusterError(
+            f"{folder} cannot be used: the node has folders of its own at {', '.join(HIDDEN)}. Set NEARFIELD_CACHE to another."
+        )
+    if not folder.is_dir():
+        with locks.held(folder.parent / "components.lock"):
+            if not folder.is_dir():
+                _build_into(folder)
     return folder
 
 
 def _build_into(folder: Path) -> None:
-    go = needs.go()
+    needs.require_room(folder.parent, needs.BUILD_BYTES, "A first build of the components")
     for stale in folder.parent.glob(".components-*"):  # of a build that was interrupted: nobody else holds the lock
         shutil.rmtree(stale)
     made = Path(tempfile.mkdtemp(prefix=".components-", dir=folder.parent))
     try:
         for module, arguments in BUILDS.items():
-            print(f"Building {module} (the first time takes minutes)", file=sys.stderr, flush=True)
-            target = made / "kubernetes" if module == "kubernetes" else f"{made}/"
-            done = subprocess.run(
-                [go, "build", "-trimpath", "-mod=readonly", "-o", str(target), *arguments],
-                cwd=MODULES / module,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode != 0:
-                raise ClusterError(f"go build of hack/realnode/upstream/{module}: {done.stderr.strip()[-4000:]}")
+            _go_build(module, arguments, made)
         for name in LINKS:
             (made / name).symlink_to("kubernetes")
         made.chmod(0o755)
         made.rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _go_build(module: str, arguments: Sequence[str], made: Path) -> None:
+    go = needs.go(module=MODULES / module)
+    print(f"Building {module} (the first time takes minutes)", file=sys.stderr, flush=True)
+    target = made / "kubernetes" if module == "kubernetes" else f"{made}/"
+    done = locks.run(
+        [go, "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-o", str(target), *arguments],
+        cwd=MODULES / module,
+        environment={**os.environ, "GOWORK": "off"},
+    )
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()[-4000:]
+        raise ClusterError(f"go build of hack/realnode/upstream/{module} failed: {said}")
 
 
 def _key() -> str:

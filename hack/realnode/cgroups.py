@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hack.realnode.errors import ClusterError
+
 MOUNTS = Path("/proc/self/mounts")
+BUSY_S = 10.0
+POLL_S = 0.02
 
 
 def create(cgroup: str) -> None:
@@ -24,13 +29,25 @@ def create(cgroup: str) -> None:
 
 
 def remove(cgroup: str) -> None:
-    """Removes the folder and all below; processes must have gone."""
+    """Removes the folder and all below; processes must have gone. Raises ClusterError where one has not."""
     for folder in _folders(cgroup):
-        for child in sorted(folder.rglob("*/"), key=lambda path: len(path.parts), reverse=True):
-            with contextlib.suppress(FileNotFoundError):
-                child.rmdir()
-        with contextlib.suppress(FileNotFoundError):
+        for child in (*sorted(folder.rglob("*/"), key=lambda path: len(path.parts), reverse=True), folder):
+            _remove(child)
+
+
+def _remove(folder: Path) -> None:
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
             folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:  # a process that has ended stays in it until somebody has asked for its exit status
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{folder} cannot be removed: {error.strerror}") from error
+            time.sleep(POLL_S)
+        else:
+            return
 
 
 def members(cgroup: str) -> set[int]:

@@ -3,23 +3,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import http.client
 import json
-import os
 import secrets
 import shutil
 import signal
-import ssl
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hack.realnode import binaries, cgroups, components, images, mounts, needs, network, processes
+from hack.realnode import (
+    binaries,
+    cgroups,
+    components,
+    hollow,
+    images,
+    kubectl,
+    locks,
+    mounts,
+    needs,
+    network,
+    probes,
+    processes,
+    rest,
+)
 from hack.realnode.errors import ClusterError
 from hack.realnode.layout import ROOT, Layout
 
@@ -27,7 +35,7 @@ Options = components.Options
 
 POLL_S = 0.05
 READY_S = 120.0
-REQUEST_S = 10.0
+TAIL_LINES = 15
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,7 @@ class Cluster:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """The output of kubectl, as the administrator."""
-        return mounts.run(
-            self.layout,
-            str(self.binaries / "kubectl"),
-            f"--kubeconfig={self.kubeconfig}",
-            *arguments,
-            stdin=None if stdin is None else stdin.encode(),
-        )
+        return kubectl.run(self.layout, self.binaries, *arguments, stdin=stdin)
 
     def run(self, *arguments: str) -> str:
         """The output of a program that runs where the components run, with their paths and their network."""
@@ -75,89 +77,113 @@ class Cluster:
         """The component's process, None where it does not run."""
         return processes.pid(self.layout, component)
 
+    @property
+    def components(self) -> tuple[str, ...]:
+        """All that run, those of hollow nodes included."""
+        return (*components.ORDER, *hollow.component_names(self.layout))
+
     def start(self, component: str) -> None:
-        """Starts a component that does not run."""
-        if component not in components.ORDER:
-            raise ClusterError(f"No component is named {component}; there are {', '.join(components.ORDER)}")
+        """Starts a component that does not run. `wait_ready` tells when it serves."""
+        self._require_known(component)
         if self.pid(component) is not None:
+            return
+        if component not in components.ORDER:
+            hollow.start(self.layout, component)
             return
         processes.start(
             self.layout,
             component,
             components.arguments(component, layout=self.layout, options=self.options, binaries=self.binaries),
             inside=mounts.holder(self.layout),
-            environment={
-                "PATH": f"{self.binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                "HOME": "/root",
-            },
+            environment={**components.ENVIRONMENT, "PATH": f"{self.binaries}:{components.ENVIRONMENT['PATH']}"},
         )
 
     def stop(self, component: str) -> None:
         """Asks a component to end, and waits until it has."""
+        self._require_known(component)
         processes.end(self.layout, component)
 
     def kill(self, component: str) -> None:
         """Ends a component as a crash would."""
+        self._require_known(component)
         processes.end(self.layout, component, how=signal.SIGKILL)
+
+    def restart(self, component: str) -> None:
+        """Stops it, starts it, and waits until it serves."""
+        self.stop(component)
+        self.start(component)
+        self.wait_ready(component)
 
     def log(self, component: str) -> Path:
         """What the component printed."""
         return self.layout.logs / f"{component}.log"
 
-    def load(self, archive: Path) -> None:
-        """Imports a docker or OCI archive, so that pods can name its image."""
-        images.load(self.layout, archive, binaries=self.binaries)
+    def load(self, image: Path | str) -> None:
+        """Imports a docker or OCI archive, or an image of an engine of this machine, so that pods can name it."""
+        images.load(self.layout, image, binaries=self.binaries)
+
+    def add_hollow(self, machines: Sequence[str]) -> tuple[str, ...]:
+        """Adds nodes that have an agent and no containers, one for each mock machine; the names of their Nodes."""
+        with locks.held(self.layout.lock):
+            new = hollow.add(self.layout, machines)
+            self._ensure_hollow()
+        return tuple(self.layout.hollow_name(node.number) for node in new)
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a GET at the API server, as the administrator. The caller has `entered`. Raises OSError."""
-        token = json.loads(self.kubeconfig.read_text())["users"][0]["user"]["token"]
-        context = ssl.create_default_context(cafile=str(self.layout.certificates / "apiserver.crt"))
-        connection = http.client.HTTPSConnection(network.SERVICE_ADDRESS, 443, timeout=REQUEST_S, context=context)
-        with contextlib.closing(connection):
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
-            response = connection.getresponse()
-            return response.status, response.read()
+        return rest.call(self.layout, "GET", path)
+
+    def wait_ready(self, component: str) -> None:
+        """Waits until a component serves; of kubelet also until the Node is Ready."""
+        self._require_known(component)
+        if component in components.ORDER:
+            self._wait(f"{component} is ready", lambda: probes.serves(self.layout, component))
+        else:
+            self._wait_hollow()
 
     def wait_api(self) -> None:
         """Waits until the API server is ready."""
-        self._wait("kube-apiserver", "the API server is ready", lambda: self._answer("/readyz") is not None)
+        self.wait_ready("kube-apiserver")
 
     def wait_node(self) -> None:
         """Waits until the Node is Ready and pods can be created."""
-        self._wait("kubelet", f"Node {self.node_name} is Ready", self._node_ready)
+        self.wait_ready("kubelet")
         self._wait(
-            "kube-controller-manager",
             "ServiceAccount default/default exists",
-            lambda: self._answer("/api/v1/namespaces/default/serviceaccounts/default") is not None,
+            lambda: probes.found(self.layout, "/api/v1/namespaces/default/serviceaccounts/default") is not None,
         )
 
     def down(self) -> None:
         """Takes it down and removes all that it was made of."""
         down(self.name)
 
-    def _answer(self, path: str) -> bytes | None:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            status, body = self.get(path)
-            if status == http.HTTPStatus.OK:
-                return body
-        return None
+    def _ensure_hollow(self) -> None:
+        hollow.ensure(self.layout, binaries=self.binaries)
+        self._wait_hollow()
 
-    def _node_ready(self) -> bool:
-        body = self._answer(f"/api/v1/nodes/{self.node_name}")
-        conditions = [] if body is None else json.loads(body)["status"].get("conditions", [])
-        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    def _wait_hollow(self) -> None:
+        for node in hollow.nodes(self.layout):
+            name = self.layout.hollow_name(node.number)
+            self._wait(f"hollow node {name} offers its devices", lambda node=node: hollow.ready(self.layout, node))  # type: ignore[misc]
 
-    def _wait(self, component: str, what: str, done: Callable[[], bool]) -> None:
+    def _require_known(self, component: str) -> None:
+        if component not in self.components:
+            raise ClusterError(f"No component is named {component}; there are {', '.join(self.components)}")
+
+    def _wait(self, what: str, done: Callable[[], bool]) -> None:
+        """Raises ClusterError as soon as a component that was started has ended by itself: none does."""
         deadline = time.monotonic() + READY_S
         with self.entered():
             while not done():
-                if self.pid(component) is None:
-                    raise ClusterError(
-                        f"{component} ended before {what}; {self.log(component)} ends:\n{_tail(self.log(component))}"
-                    )
+                for component in processes.recorded(self.layout):
+                    if self.pid(component) is None:
+                        raise ClusterError(
+                            f"{component} ended before this was so: {what}. The end of {self.log(component)}:\n"
+                            f"{_tail(self.log(component))}"
+                        )
                 if time.monotonic() > deadline:
                     raise ClusterError(
-                        f"Waited {READY_S:.0f} s, and not yet: {what}; see the logs in {self.layout.logs}"
+                        f"Waited {READY_S:.0f} s, and this is not so: {what}. The logs are in {self.layout.logs}"
                     )
                 time.sleep(POLL_S)
 
@@ -167,11 +193,11 @@ def up(options: Options) -> Cluster:
 
     Raises ClusterError: no root, no Go, one of that name runs with other options, a component does not start.
     """
-    needs.require_root()
     layout = Layout(options.name)
+    needs.require_rights()
     needs.install()
     programs = binaries.build()
-    with _locked(layout):
+    with locks.held(layout.lock):
         standing = _standing(options.name)
         if standing is not None:
             if standing.options.to_json() != options.to_json():
@@ -179,24 +205,27 @@ def up(options: Options) -> Cluster:
                     f"Cluster {options.name} runs with other options ({json.dumps(standing.options.to_json())}):"
                     f" hack/cluster --name {options.name} down"
                 )
+            standing._ensure_hollow()  # noqa: SLF001
             return standing
+        needs.require_room(ROOT, needs.CLUSTER_BYTES, "A cluster")
         _down(layout)
         cluster = Cluster(layout=layout, options=options, binaries=programs)
         try:
             _create(cluster)
-        except (ClusterError, OSError):
-            saved = ROOT / f"{layout.name}-failed-logs"
-            shutil.rmtree(saved, ignore_errors=True)
-            if layout.logs.is_dir():
-                shutil.copytree(layout.logs, saved)
+        except BaseException as error:
+            kept = _keep_logs(layout)
             _down(layout)
+            if isinstance(error, ClusterError | OSError):
+                raise ClusterError(f"{str(error).replace(str(layout.logs), str(kept))}") from error
             raise
+        shutil.rmtree(layout.failed_logs, ignore_errors=True)
         return cluster
 
 
 def attach(name: str) -> Cluster:
     """The cluster of that name. Raises ClusterError where none stands."""
     layout = Layout(name)
+    needs.require_root()
     try:
         kept = json.loads(layout.options.read_text())
     except (OSError, ValueError) as error:
@@ -215,10 +244,11 @@ def _standing(name: str) -> Cluster | None:
 
 def down(name: str) -> None:
     """Leaves nothing of a cluster: processes, mounts, namespaces, cgroups, files; one that is half there, or not at all, is fine."""
-    needs.require_root()
     layout = Layout(name)
-    with _locked(layout):
+    needs.require_root()
+    with locks.held(layout.lock):
         _down(layout)
+        shutil.rmtree(layout.failed_logs, ignore_errors=True)
 
 
 def names() -> tuple[str, ...]:
@@ -237,7 +267,7 @@ def _create(cluster: Cluster) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
         path.chmod(0o600)
-    _key(layout.config / "service-accounts.key")
+    locks.output(["openssl", "genrsa", "-out", str(layout.config / "service-accounts.key"), "2048"])
     network.create(layout)
     cgroups.create(layout.cgroup)
     mounts.hold(layout)
@@ -249,7 +279,12 @@ def _create(cluster: Cluster) -> None:
         cluster.start(component)
     images.load_own(layout, binaries=cluster.binaries)
     cluster.wait_node()
-    layout.options.write_text(json.dumps({"options": cluster.options.to_json(), "binaries": str(cluster.binaries)}))
+    for component in components.ORDER:
+        cluster.wait_ready(component)
+    hollow.add(layout, cluster.options.hollow)
+    cluster._ensure_hollow()  # noqa: SLF001
+    kept = {"options": cluster.options.to_json(), "binaries": str(cluster.binaries)}
+    processes.write(layout.options, json.dumps(kept))
 
 
 def _down(layout: Layout) -> None:
@@ -272,30 +307,19 @@ def _unmount(folder: Path) -> None:
         if Path(line.split()[1]).is_relative_to(folder)
     ]
     for target in reversed(below):
-        done = subprocess.run(["umount", "--lazy", target], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ClusterError(f"umount {target}: {done.stderr.strip()}")
+        locks.output(["umount", "--lazy", target])
 
 
-def _key(path: Path) -> None:
-    done = subprocess.run(["openssl", "genrsa", "-out", str(path), "2048"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"openssl genrsa: {done.stderr.strip()}")
-
-
-@contextlib.contextmanager
-def _locked(layout: Layout) -> Iterator[None]:
-    ROOT.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _keep_logs(layout: Layout) -> Path:
+    """Puts the logs of a cluster that does not come up where they outlive it."""
+    shutil.rmtree(layout.failed_logs, ignore_errors=True)
+    if layout.logs.is_dir():
+        shutil.copytree(layout.logs, layout.failed_logs)
+    return layout.failed_logs
 
 
 def _tail(log: Path) -> str:
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
     except OSError as error:
         return str(error)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each component is started with: its arguments, and the files that they name. Functions of values, but for `write`."""
+"""What each component is started with: its arguments, and the files that they name. Functions of values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hack.realnode import network
+from hack.realnode import gates, mounts, network
 from hack.realnode.layout import Layout
 
 ORDER = ("etcd", "containerd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
@@ -26,6 +26,12 @@ TOKENS: Mapping[str, tuple[str, str]] = {
 }
 """Kubeconfig: user and group of its token. The tokens are made for a cluster; the node's is beside them, as its name holds the cluster's."""
 
+ENVIRONMENT: Mapping[str, str] = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+}
+"""Of every process of a cluster: what the caller has set does not change it."""
+
 PAUSE_IMAGE = "localhost/nearfield/pause:e2e"
 API_SERVER = f"https://{network.SERVICE_ADDRESS}:443"
 
@@ -36,7 +42,8 @@ class Options:
 
     `emulate` is the release whose API the control plane serves ("1.35"); `gates` are feature gates of every component;
     `runtime_config` are API groups to serve beside the default ones; with `audit` the API server keeps a log of all writes, each
-    with who made it, in `layout.audit_log`.
+    with who made it, in `layout.audit_log`; `hollow` are the mock machines of further nodes, one each, that have an agent and no
+    containers.
     """
 
     name: str = "node"
@@ -44,6 +51,7 @@ class Options:
     gates: Mapping[str, bool] = field(default_factory=dict)
     runtime_config: Mapping[str, bool] = field(default_factory=dict)
     audit: bool = False
+    hollow: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept beside the cluster."""
@@ -53,6 +61,7 @@ class Options:
             "gates": dict(sorted(self.gates.items())),
             "runtime_config": dict(sorted(self.runtime_config.items())),
             "audit": self.audit,
+            "hollow": list(self.hollow),
         }
 
 
@@ -62,6 +71,7 @@ def arguments(component: str, *, layout: Layout, options: Options, binaries: Pat
     config = layout.config
     certificate = layout.certificates / "apiserver.crt"
     control_plane = _control_plane(options)
+    served = gates.runtime_config(options.gates, emulate=options.emulate, given=options.runtime_config)
     match component:
         case "etcd":
             return [
@@ -93,7 +103,7 @@ def arguments(component: str, *, layout: Layout, options: Options, binaries: Pat
                 "--allow-privileged=true",
                 "--enable-admission-plugins=NodeRestriction",
                 "--kubelet-preferred-address-types=InternalIP",  # a name would be looked up in DNS
-                *(["--runtime-config=" + _pairs(options.runtime_config)] if options.runtime_config else []),
+                *([f"--runtime-config={_pairs(served)}"] if served else []),
                 *(
                     [f"--audit-policy-file={config / 'audit.json'}", f"--audit-log-path={layout.audit_log}"]
                     if options.audit
@@ -114,13 +124,16 @@ def arguments(component: str, *, layout: Layout, options: Options, binaries: Pat
         case "kube-scheduler":
             return [program, f"--kubeconfig={config / 'scheduler.kubeconfig'}", "--leader-elect=false", *control_plane]
         case "kubelet":
-            return [
-                program,
-                f"--config={config / 'kubelet.yaml'}",
-                f"--kubeconfig={config / 'kubelet.kubeconfig'}",
-                f"--hostname-override={layout.node_name}",
-                f"--node-ip={network.NODE_ADDRESS}",
-            ]
+            return mounts.kubelet_command(
+                layout,
+                [
+                    program,
+                    f"--config={config / 'kubelet.yaml'}",
+                    f"--kubeconfig={config / 'kubelet.kubeconfig'}",
+                    f"--hostname-override={layout.node_name}",
+                    f"--node-ip={network.NODE_ADDRESS}",
+                ],
+            )
         case _:
             raise AssertionError(component)
 
@@ -128,10 +141,11 @@ def arguments(component: str, *, layout: Layout, options: Options, binaries: Pat
 def files(*, layout: Layout, options: Options, tokens: Mapping[str, str]) -> dict[Path, str]:
     """The files that the command lines name, but the key and the certificate, which OpenSSL and kube-apiserver make."""
     users = {**TOKENS, "kubelet": (f"system:node:{layout.node_name}", "system:nodes")}
-    made = {layout.config / f"{name}.kubeconfig": _kubeconfig(layout, tokens[name]) for name in users}
+    made = {layout.config / f"{name}.kubeconfig": kubeconfig(layout, tokens[name]) for name in users}
     made[layout.config / "tokens.csv"] = "".join(
         f'{tokens[name]},{user},{user},"{group}"\n' for name, (user, group) in users.items()
     )
+    made |= {file: f"{mounts.KERNEL_SETTINGS[str(setting)]}\n" for setting, file in mounts.kernel_files(layout).items()}
     made[layout.config / "audit.json"] = json.dumps(_audit(), indent=1)
     made[layout.config / "kubelet.yaml"] = json.dumps(_kubelet(layout, options), indent=1)
     made[layout.config / "containerd.toml"] = _containerd(layout)
@@ -155,7 +169,8 @@ def _pairs(switches: Mapping[str, bool]) -> str:
     return ",".join(f"{name}={str(value).lower()}" for name, value in sorted(switches.items()))
 
 
-def _kubeconfig(layout: Layout, token: str) -> str:
+def kubeconfig(layout: Layout, token: str) -> str:
+    """Of whoever has the token."""
     return json.dumps(
         {
             "apiVersion": "v1",
@@ -197,6 +212,7 @@ def _kubelet(layout: Layout, options: Options) -> dict[str, Any]:
         "featureGates": dict(options.gates),
         # A node that is looked at by tests: said at once, not 10 s later.
         "nodeStatusUpdateFrequency": "5s",
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",  # its default is a folder of the machine
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
         "maxPods": 250,
@@ -236,7 +252,7 @@ def _containerd(layout: Layout) -> str:
     return f"""version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
-disabled_plugins = ["io.containerd.nri.v1.nri"]
+disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt"]  # the second makes /opt/containerd
 
 [grpc]
   address = "/run/containerd/containerd.sock"

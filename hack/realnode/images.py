@@ -7,40 +7,74 @@ import hashlib
 import io
 import json
 import platform
-import subprocess
+import shutil
 import tarfile
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hack.realnode import components, mounts
+from hack.realnode import components, locks, mounts
 from hack.realnode.errors import ClusterError
 from hack.realnode.layout import Layout
 
 BUSYBOX_IMAGE = "localhost/nearfield/busybox:e2e"
 BUSYBOX = Path("/bin/busybox")
+ENGINES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "docker": (("image", "inspect", "{image}"), ("save", "--output={archive}", "{image}")),
+    "podman": (("image", "exists", "{image}"), ("save", "--format=docker-archive", "--output={archive}", "{image}")),
+    "buildah": (("inspect", "--type=image", "{image}"), ("push", "{image}", "docker-archive:{archive}:{image}")),
+}
+"""Container engine: how it is asked whether it has an image, and how it writes one into an archive."""
+
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def load(layout: Layout, archive: Path, *, binaries: Path) -> None:
-    """Imports a docker or OCI archive into the cluster. Raises ClusterError."""
-    with archive.open("rb") as content:
-        _import(layout, content.read(), binaries=binaries)
+def load(layout: Layout, image: Path | str, *, binaries: Path) -> None:
+    """Imports a docker or OCI archive, or an image that a container engine of this machine has under that name. Raises ClusterError."""
+    archive = Path(image)
+    if archive.is_file():
+        _import(layout, archive, binaries=binaries)
+        return
+    if archive.is_dir() or archive.suffix in {".tar", ".gz", ".tgz"}:
+        raise ClusterError(f"{image} is no archive of an image: a docker or OCI archive (.tar) is needed")
+    with tempfile.TemporaryDirectory(prefix="image-", dir=layout.root) as folder:
+        _import(layout, _exported(str(image), Path(folder) / "image.tar"), binaries=binaries)
 
 
 def load_own(layout: Layout, *, binaries: Path) -> None:
     """Imports the sandbox's image and busybox's."""
     pause = _archive(components.PAUSE_IMAGE, layer=_layer({"pause": binaries / "pause"}, {}), entrypoint=["/pause"])
-    applets = subprocess.run([str(BUSYBOX), "--list"], capture_output=True, text=True, check=True).stdout.split()
+    applets = locks.output([str(BUSYBOX), "--list"]).split()
     links = {f"bin/{name}": "/bin/busybox" for name in applets if name != "busybox"}
     busybox = _archive(
         BUSYBOX_IMAGE, layer=_layer({"bin/busybox": BUSYBOX}, links, folders=("tmp", "root", "etc")), entrypoint=[]
     )
-    for archive in (pause, busybox):
-        _import(layout, archive, binaries=binaries)
+    with tempfile.TemporaryDirectory(prefix="image-", dir=layout.root) as folder:
+        for name, archive in (("pause.tar", pause), ("busybox.tar", busybox)):
+            file = Path(folder) / name
+            file.write_bytes(archive)
+            _import(layout, file, binaries=binaries)
 
 
-def _import(layout: Layout, archive: bytes, *, binaries: Path) -> None:
-    mounts.run(layout, str(binaries / "ctr"), "--namespace=k8s.io", "images", "import", "-", stdin=archive)
+def _exported(image: str, archive: Path) -> Path:
+    """Has an engine write the image into an archive. The first engine that has it does. Raises ClusterError where none has it."""
+    tried = []
+    for engine, (has, export) in ENGINES.items():
+        program = shutil.which(engine)
+        if program is None:
+            continue
+        tried.append(engine)
+        if locks.run([program, *(part.format(image=image) for part in has)]).returncode != 0:
+            continue
+        locks.output([program, *(part.format(image=image, archive=archive) for part in export)])
+        return archive
+    asked = f"{', '.join(tried)} has no image of that name" if tried else f"there is none of {', '.join(ENGINES)} here"
+    raise ClusterError(f"{image} is no file, and {asked}")
+
+
+def _import(layout: Layout, archive: Path, *, binaries: Path) -> None:
+    with archive.open("rb") as content:
+        mounts.run(layout, str(binaries / "ctr"), "--namespace=k8s.io", "images", "import", "-", stdin=content)
 
 
 def _layer(files: dict[str, Path], links: dict[str, str], *, folders: Sequence[str] = ()) -> bytes:

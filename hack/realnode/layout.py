@@ -77,6 +77,25 @@ class Layout:
         return self.config / "admin.kubeconfig"
 
     @property
+    def failed_logs(self) -> Path:
+        """The logs of a cluster that did not come up."""
+        return ROOT / f"{self.name}-failed-logs"
+
+    @property
+    def kubectl_cache(self) -> Path:
+        """What kubectl keeps about the server."""
+        return self.root / "kubectl"
+
+    @property
+    def hollow_nodes(self) -> Path:
+        """Which hollow nodes there are."""
+        return self.root / "hollow.json"
+
+    def hollow_dir(self, number: int) -> Path:
+        """The folders of a hollow node: its kubelet's, its CDI files, its kubeconfig. Short, as there are sockets in it."""
+        return self.root / "h" / str(number)
+
+    @property
     def options(self) -> Path:
         """What the cluster was brought up with; written when it stands, so its absence marks one that does not."""
         return self.root / "cluster.json"
@@ -113,8 +132,12 @@ class Layout:
 
     @property
     def node_name(self) -> str:
-        """Of the one Node."""
+        """Of the one Node with a kubelet."""
         return f"{self.name}-0"
+
+    def hollow_name(self, number: int) -> str:
+        """Of a hollow node, from 1 on."""
+        return f"{self.name}-{number}"
 
     @property
     def bound(self) -> dict[PurePosixPath, Path]:

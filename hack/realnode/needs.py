@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine must have: programs from Debian packages, the right to make namespaces, and Go to build with."""
+"""What the machine must have: programs from Debian packages, the right to make namespaces, room on its disk, and Go to build with."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import subprocess
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from hack.realnode import layout, locks
 from hack.realnode.errors import ClusterError
 
 PACKAGES: Mapping[str, str] = {
@@ -22,11 +24,17 @@ PACKAGES: Mapping[str, str] = {
 }
 """File that must be there: the Debian package that brings it."""
 
-GO_MINIMUM = (1, 26)
+STATIC = Path("/bin/busybox")
+"""Goes into an image by itself, without the libraries of this machine."""
+
+CLUSTER_BYTES = 2 << 30
+BUILD_BYTES = 6 << 30
+APT_WAIT_S = 300
+_PT_INTERP = 3
 
 
 def require_root() -> None:
-    """Raises ClusterError where namespaces, mounts and cgroups cannot be made."""
+    """Raises ClusterError where the caller is not root."""
     if os.geteuid() != 0:
         raise ClusterError(
             "A real node needs root: it makes network and mount namespaces, cgroups and containers. Run it as root, or use"
@@ -34,33 +42,90 @@ def require_root() -> None:
         )
 
 
+def require_rights() -> None:
+    """Raises ClusterError where namespaces and mounts cannot be made: not root, or a root in a container without rights."""
+    require_root()
+    done = locks.run(["unshare", "--mount", "--net", "--", "mount", "-t", "tmpfs", "none", "/mnt"])
+    if done.returncode != 0:
+        raise ClusterError(
+            f"This root may not make namespaces and mounts ({done.stderr.decode(errors='replace').strip()}): a real node needs"
+            " CAP_SYS_ADMIN and CAP_NET_ADMIN, which a container has when it is privileged."
+        )
+    for folder in Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/"):
+        if os.access(folder, os.W_OK) and ((folder / "cgroup.procs").exists()):
+            return
+    raise ClusterError("No cgroups can be made below /sys/fs/cgroup: mount them there, writable.")
+
+
+def require_room(folder: Path, needed: int, what: str) -> None:
+    """Raises ClusterError where the disk of `folder` is too full for `what`."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ClusterError(
+            f"{what} needs about {needed / (1 << 30):.0f} GiB below {folder}, and {free / (1 << 30):.1f} GiB are free there"
+        )
+
+
 def install() -> None:
     """Installs the packages that are missing. Raises ClusterError where that cannot be done."""
-    missing = sorted({package for file, package in PACKAGES.items() if not Path(file).exists()})
-    if not missing:
-        return
-    apt = shutil.which("apt-get")
-    if apt is None:
+    with locks.held(layout.ROOT / ".install.lock"):
+        missing = sorted({package for file, package in PACKAGES.items() if not Path(file).exists()})
+        if missing:
+            _apt_get(missing)
+    if not is_static(STATIC):
         raise ClusterError(
-            f"Install these first (they are Debian's names, and there is no apt-get here): {' '.join(missing)}"
+            f"{STATIC} needs libraries of this machine, which an image with it alone has not: apt-get install"
+            f" {PACKAGES[str(STATIC)]}"
         )
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (("update", "-qq"), ("install", "-qq", "--yes", "--no-install-recommends", *missing)):
-        done = subprocess.run([apt, *arguments], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ClusterError(f"apt-get {' '.join(arguments)}: {(done.stderr or done.stdout).strip()}")
 
 
-def go() -> str:
-    """The Go command. Raises ClusterError where there is none, or an old one."""
+def is_static(program: Path) -> bool:
+    """Whether an ELF program names no loader (elf(5), PT_INTERP)."""
+    content = program.read_bytes()
+    if content[:5] != b"\x7fELF\x02":  # a script, or a program of 32 bits
+        return False
+    (offset,) = struct.unpack_from("<Q", content, 32)
+    size, count = struct.unpack_from("<HH", content, 54)
+    kinds = (struct.unpack_from("<I", content, offset + number * size)[0] for number in range(count))
+    return _PT_INTERP not in kinds
+
+
+def go(*, module: Path) -> str:
+    """The Go command that can build `module`. Raises ClusterError where there is none, or an old one that cannot get a newer."""
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    needed = wanted_go(module / "go.mod")
     if found is None:
         raise ClusterError(
             "The components of the node are built from Go modules, and there is no `go` on the PATH: install Go"
-            f" {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer (https://go.dev/dl)."
+            f" {needed} or newer (https://go.dev/dl)."
         )
-    text = subprocess.run([found, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout.strip()
-    numbers = tuple(int(part) for part in text.removeprefix("go").split(".")[:2] if part.isdecimal())
-    if numbers < GO_MINIMUM:
-        raise ClusterError(f"{found} is {text}; the components need {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or newer.")
+    done = locks.run([found, "env", "GOVERSION"], cwd=module)
+    version = done.stdout.decode(errors="replace").strip()
+    if done.returncode != 0 or _numbers(version) < _numbers(needed):
+        said = done.stderr.decode(errors="replace").strip() or f"it is {version}"
+        raise ClusterError(f"{found} cannot build the components, which need Go {needed} or newer: {said}")
     return found
+
+
+def wanted_go(go_mod: Path) -> str:
+    """The version that a go.mod asks for."""
+    found = re.search(r"^go (\S+)$", go_mod.read_text(), flags=re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def _apt_get(packages: list[str]) -> None:
+    apt = shutil.which("apt-get")
+    if apt is None:
+        raise ClusterError(
+            f"Install these first (they are Debian's names, and there is no apt-get here): {' '.join(packages)}"
+        )
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (("update", "-qq"), ("install", "-qq", "--yes", "--no-install-recommends", *packages)):
+        locks.output([apt, "-o", f"DPkg::Lock::Timeout={APT_WAIT_S}", *arguments], environment=environment)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version.removeprefix("go"))[:3])

@@ -6,10 +6,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
+from hack.realnode import locks
 from hack.realnode.errors import ClusterError
 from hack.realnode.layout import Layout
 
@@ -36,7 +35,7 @@ def create(layout: Layout) -> None:
 def remove(layout: Layout) -> None:
     """Removes the namespace; without processes in it, it ends, and its links with it."""
     if layout.namespace_file.exists():
-        _ip("netns", "delete", layout.namespace)
+        _ip("netns", "delete", layout.namespace)  # takes a file that never became a namespace, too
 
 
 @contextlib.contextmanager
@@ -63,11 +62,8 @@ def entered(layout: Layout) -> Iterator[None]:
 def _enter(namespace: int) -> None:
     """setns(2); the standard library has it from Python 3.12 on."""
     if _LIBC.setns(namespace, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise ClusterError(f"setns: {os.strerror(number)}; entering a network namespace needs root")
+        raise ClusterError(f"The network of the cluster cannot be entered: {os.strerror(ctypes.get_errno())}")
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run([str(Path("/bin/ip")), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    locks.output(["/bin/ip", *arguments])

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from hack.realnode import cgroups
 from hack.realnode.errors import ClusterError
@@ -23,48 +24,88 @@ TERM_S = 20.0
 
 KILL_S = 10.0
 
+_GATE = 'read -r go || exit 1; exec "$@" </dev/null'
+"""Ends where the one who started it is killed before it says go."""
+
 
 def start(
     layout: Layout, component: str, arguments: Sequence[str], *, inside: int, environment: Mapping[str, str]
 ) -> None:
     """Starts a component in the namespaces of the process `inside`; its output goes to its log. It is in a session of its own."""
     layout.logs.mkdir(parents=True, exist_ok=True)
-    layout.pids.mkdir(parents=True, exist_ok=True)
     with (layout.logs / f"{component}.log").open("ab") as log:
-        process = subprocess.Popen(
+        _start(
+            layout,
+            component,
             ["nsenter", f"--target={inside}", "--mount", "--net", "--", *arguments],
-            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=dict(environment),
-            cwd="/",
-            start_new_session=True,
+            environment=environment,
         )
-    _reap(process)
-    (layout.pids / component).write_text(f"{process.pid} {_started(process.pid)}")
+
+
+def start_in_network(
+    layout: Layout, component: str, arguments: Sequence[str], *, environment: Mapping[str, str]
+) -> None:
+    """The same in the cluster's network alone, with the files of the machine."""
+    layout.logs.mkdir(parents=True, exist_ok=True)
+    with (layout.logs / f"{component}.log").open("ab") as log:
+        _start(
+            layout,
+            component,
+            ["nsenter", f"--net={layout.namespace_file}", "--", *arguments],
+            stdout=log,
+            stderr=log,
+            environment=environment,
+        )
 
 
 def start_holder(layout: Layout, component: str, arguments: Sequence[str], *, ready_s: float) -> None:
     """Starts a process in the cluster's network namespace and waits for the line `ready` from it. Raises ClusterError with what it said."""
     layout.logs.mkdir(parents=True, exist_ok=True)
-    layout.pids.mkdir(parents=True, exist_ok=True)
     log = layout.logs / f"{component}.log"
     with log.open("ab") as errors:
-        process = subprocess.Popen(
+        process = _start(
+            layout,
+            component,
             ["nsenter", f"--net={layout.namespace_file}", "--", *arguments],
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            cwd="/",
-            start_new_session=True,
+            environment=None,
         )
-    _reap(process)
-    (layout.pids / component).write_text(f"{process.pid} {_started(process.pid)}")
     assert process.stdout is not None
     with process.stdout as output:
         readable, _, _ = select.select([output], [], [], ready_s)
         if not readable or output.readline() != b"ready\n":
             raise ClusterError(f"The namespaces of cluster {layout.name} cannot be made: {log.read_text().strip()}")
+
+
+def _start(
+    layout: Layout,
+    component: str,
+    arguments: Sequence[str],
+    *,
+    stdout: IO[bytes] | int,
+    stderr: IO[bytes],
+    environment: Mapping[str, str] | None,
+) -> subprocess.Popen[bytes]:
+    """Starts a process that becomes the component once its number is on record; so none runs that nobody would find."""
+    layout.pids.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        ["sh", "-c", _GATE, "sh", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+    )
+    threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
+    write(layout.pids / component, f"{process.pid} {_started(process.pid)}")
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as gate:
+        gate.write(b"go\n")
+    return process
 
 
 def pid(layout: Layout, component: str) -> int | None:
@@ -74,6 +115,13 @@ def pid(layout: Layout, component: str) -> int | None:
     except (OSError, ValueError):
         return None
     return int(number) if started != "0" and _started(int(number)) == started else None
+
+
+def recorded(layout: Layout) -> tuple[str, ...]:
+    """The components that were started and not ended by us, whether they run or not."""
+    if not layout.pids.is_dir():
+        return ()
+    return tuple(sorted(path.name for path in layout.pids.iterdir() if not path.name.startswith(".")))
 
 
 def end(layout: Layout, component: str, *, how: signal.Signals = signal.SIGTERM) -> None:
@@ -158,6 +206,9 @@ def _command(number: int) -> str:
         return "gone"
 
 
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Collects the process when it ends, if it ends before we do."""
-    threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
+def write(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """A file, whole or not at all."""
+    new = path.with_name(f".{path.name}")
+    new.touch(mode)
+    new.write_text(text)
+    new.replace(path)
