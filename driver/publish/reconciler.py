@@ -202,6 +202,7 @@ class Reconciler:
             aim.ready, aim.reason = (), conflict
         missing = absent.missing(aim.ready, published)
         self.missing = bool(missing)
+        self._writing.meet(view.connection)
         looked = self._holding.look(missing, self._recorded(missing))
         if looked.trouble is not None:
             aim.findings.append(self._finding("claims-not-listed", looked.trouble))
@@ -264,7 +265,7 @@ class Reconciler:
             self._last, devices=aim.listed or (), findings=tuple(aim.findings), generation=self._seen_generation
         )
         if not plan.actions:
-            return self._settled(aim, len(plan.result)), aim.again_s
+            return self._settled(aim, len(plan.result), ours), aim.again_s
         wrong = limits.violations(plan.result)
         if wrong:
             shown = "; ".join(wrong[:3])
@@ -296,7 +297,8 @@ class Reconciler:
             accepts=self._writing.accepts,
         )
 
-    def _settled(self, aim: _Aim, count: int) -> PublishState:
+            leave=self._writing.left,
+    def _settled(self, aim: _Aim, count: int, ours: Sequence[mirror.Body]) -> PublishState:
         """Everything stands as it should."""
         self._soon.passed()
         self._later.passed()
@@ -307,9 +309,25 @@ class Reconciler:
             findings.append(self._finding("slices-altered", message))
         self._last = replace(self._last, ok=True, reason=aim.reason, slices=count, findings=tuple(findings))
         return self._last
+        findings += self._strays(ours)
 
     def _failed(self, error: errors.ApiError) -> Looked:
         """A call failed: say why, and when to try again."""
+    def _strays(self, ours: Sequence[mirror.Body]) -> list[model.Finding]:
+        """Slices of other pools on this node that bear our driver's name and are not ours to delete. Their devices may be
+        given to pods, which then cannot start: somebody has to hear of it.
+        """
+        names = sorted(body["metadata"]["name"] for body in ours if body["metadata"].get("uid") in self._writing.left)
+        if not names:
+            self._told.pop("ForeignSlices", None)
+            return []
+        message = (
+            f"ResourceSlice {', '.join(names)} offers devices of driver {self._place.driver_name} on this node in a pool of"
+            " another name, which nobody prepares; the agent may not delete it: delete it, and find out who made it"
+        )
+        self._tell("ForeignSlices", message)
+        return [self._finding("foreign-slices", message)]
+
         stale = error.reason in _STALE
         pause_s = (self._soon if stale or error.retryable else self._later).failed()
         self._blocked_until = self._clock() + pause_s

@@ -3,7 +3,7 @@
 
 Rules (kubernetes: dynamic-resource-allocation, resourceslice controller and scheduler):
 - A pool is usable when exactly `resourceSliceCount` slices of its highest generation are there. Slices that do not belong
-  are deleted first, then slices are replaced, then created.
+  are deleted first, then slices are replaced, then created; those of other pools go last.
 - The generation stays as long as one write makes the new state (no slice is new, at most one changes); otherwise it is one
   above the highest ever seen and every slice is written. It never goes back, also not to one that was seen and deleted.
 - Slices are laid out for 64 devices always: one taint would make 65 of them invalid, exactly when a GPU fails.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete this very object."""
+    """Delete this very object. `stray`: it is of another pool and stands in nobody's way."""
 
     name: str
     uid: str
     resource_version: str
+    stray: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +133,12 @@ def plan(
     seen_generation: int = 0,
     salt: int = 0,
     accepts: Callable[[Body, Body], bool] = lambda _wanted, _stored: False,
+    leave: Collection[str] = (),
 ) -> Plan:
     """What must be written so that `offered` (None: nothing at all) is what stands on the server.
 
     `actual`: the slices of this driver and node that stand there. `seen_generation`: the highest that ever did. `accepts`:
-    whether a stored slice is the best that can be had of a wanted one.
+    whether a stored slice is the best that can be had of a wanted one. `leave`: UIDs of slices that are not to be deleted.
     """
     wanted = build_slices(offered, place=place) if offered is not None else ()
     if salt:
@@ -155,9 +157,17 @@ def plan(
         changed = list(current)
     for body in wanted:
         body["spec"]["pool"]["generation"] = generation
-    actions: list[Action] = [_delete(body) for body in obsolete]
+    names = {body["metadata"]["name"] for body in wanted}
+    deletes = [
+        _delete(body, stray=not (_in_pool(body, place) or body["metadata"]["name"] in names))
+        for body in obsolete
+        if body["metadata"].get("uid") not in leave
+    ]
+    actions: list[Action] = [delete for delete in deletes if not delete.stray]
     actions += [Replace(wanted[index]) for index in sorted(changed)]
     actions += [Create(wanted[index]) for index in new]
+    # A server may refuse these, as the agent has no business outside its pool; its own pool does not wait for that.
+    actions += [delete for delete in deletes if delete.stray]
     result = tuple(body if index in new or index in changed else current[index] for index, body in enumerate(wanted))
     return Plan(actions=tuple(actions), result=result)
 
@@ -193,9 +203,7 @@ def _match(wanted: Sequence[Body], actual: Sequence[Body], place: Place) -> tupl
     obsolete: list[Body] = []
     for body in actual:
         index = by_name.get(body["metadata"]["name"])
-        pool = body["spec"].get("pool")
-        named = isinstance(pool, Mapping) and pool.get("name") == place.node_name
-        if index is not None and named and generation_of(body) < MAX_GENERATION:
+        if index is not None and _in_pool(body, place) and generation_of(body) < MAX_GENERATION:
             current[index] = body
         else:
             obsolete.append(body)
@@ -234,9 +242,14 @@ def _same(wanted: Body, current: Body) -> bool:
     )
 
 
-def _delete(body: Body) -> Delete:
+def _delete(body: Body, *, stray: bool) -> Delete:
     metadata = body["metadata"]
-    return Delete(metadata["name"], metadata.get("uid", ""), metadata.get("resourceVersion", ""))
+    return Delete(metadata["name"], metadata.get("uid", ""), metadata.get("resourceVersion", ""), stray=stray)
+
+
+def _in_pool(body: Body, place: Place) -> bool:
+    pool = body["spec"].get("pool")
+    return isinstance(pool, Mapping) and pool.get("name") == place.node_name
 
 
 def _lost(sent: object, stored: object, path: str) -> list[str]:

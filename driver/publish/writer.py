@@ -83,20 +83,27 @@ class Writer:
         self._taints: bool | None = None
         self._lists: bool | None = None
         self._accepted: dict[str, Accepted] = {}
+        self._left: dict[str, str] = {}
+
+    @property
+    def left(self) -> Mapping[str, str]:
+        """UIDs of slices of other pools that the server behind this connection does not let us delete, and its answer."""
+        return self._left
 
     def keeps_taints(self, connection: int) -> bool | None:
         """Whether the server behind a connection keeps taints; None: not yet tried."""
-        self._meet(connection)
+        self.meet(connection)
         return self._taints
 
     def keeps_lists(self, connection: int) -> bool | None:
         """Whether the server behind a connection keeps attributes that are lists; None: not yet tried."""
-        self._meet(connection)
+        self.meet(connection)
         return self._lists
 
-    def _meet(self, connection: int) -> None:
+    def meet(self, connection: int) -> None:
+        """Forget what was learnt about the server behind another connection."""
         if connection != self._connection:
-            self._connection, self._taints, self._lists = connection, None, None
+            self._connection, self._taints, self._lists, self._left = connection, None, None, {}
 
     @property
     def altered(self) -> tuple[str, ...]:
@@ -111,7 +118,7 @@ class Writer:
     def run(self, plan: slices.Plan) -> None:
         """Do all writes of a plan in order, after `rehearse`.
 
-        Raises ApiError as soon as one fails, LostLeadershipError before a write that is not ours to make any more,
+        Raises ApiError as soon as one fails (a slice of another pool that may not be deleted is `left`), LostLeadershipError before a write that is not ours to make any more,
         FieldsLostError when the server turns out to keep no taints. What was done stands in the mirror.
         """
         for action in plan.actions:
@@ -121,8 +128,11 @@ class Writer:
             verb = {slices.Delete: "delete", slices.Replace: "update", slices.Create: "create"}[type(action)]
             try:
                 self._write(action)
-            except errors.ApiError:
+            except errors.ApiError as error:
                 self._observer.slice_write(verb, result="error")
+                if isinstance(action, slices.Delete) and action.stray and error.reason is errors.ApiReason.FORBIDDEN:
+                    self._left[action.uid] = str(error)
+                    continue
                 raise
             except FieldsLostError:
                 self._observer.slice_write(verb, result="success")

@@ -451,3 +451,44 @@ def test_an_error_of_our_own_ends_nothing(running: Running, caplog: pytest.LogCa
     running.start()
     until(lambda: "see the log" in (running.publisher.state().reason or ""))
     assert "a bug" in caplog.text
+
+
+def foreign_pool(name: str) -> dict[str, Any]:
+    """A slice of our driver on our node in a pool that is not ours."""
+    body = {"driver": publishing.DRIVER, "nodeName": NODE, "devices": [{"name": "gpu-of-nobody"}]}
+    pool = {"name": "other", "generation": 7, "resourceSliceCount": 1}
+    return {"metadata": {"name": name}, "spec": {**body, "pool": pool}}
+
+
+def test_a_slice_of_another_pool_of_this_node_is_deleted(running: Running) -> None:
+    running.server.seed("resourceslices", foreign_pool("stray"))
+    running.start()
+    running.settled()
+    assert running.spec()["pool"] == {"name": NODE, "generation": 8, "resourceSliceCount": 1}
+    assert running.told.writes == [("create", "success"), ("delete", "success")]
+
+
+def test_publishing_does_not_wait_for_a_slice_that_may_not_be_deleted(running: Running) -> None:
+    running.server.seed("resourceslices", foreign_pool("stray"))
+    running.server.faults.inject(apiserver_faults.Refuse(403, "Forbidden", "not your pool"), verb="delete")
+    running.start()
+    running.settled()
+    running.looks()
+    assert {body["spec"]["pool"]["name"] for body in running.slices()} == {NODE, "other"}
+    assert running.told.writes == [("create", "success"), ("delete", "error")]
+    (finding,) = running.publisher.state().findings
+    assert (finding.code, "stray" in finding.message) == ("foreign-slices", True)
+    assert [reason for reason, _ in running.told.events] == ["ForeignSlices"]
+
+    running.server.remove("resourceslices", "stray")
+    until(lambda: not running.publisher.state().findings)
+
+
+def test_after_a_reconnect_a_slice_of_another_pool_is_tried_again(running: Running) -> None:
+    running.server.seed("resourceslices", foreign_pool("stray"))
+    refusal = running.server.faults.inject(apiserver_faults.Refuse(403, "Forbidden", "not yours"), verb="delete")
+    running.start()
+    until(lambda: running.publisher.state().findings)
+    refusal.remove()
+    running.server.cut()
+    until(lambda: len(running.slices()) == 1)

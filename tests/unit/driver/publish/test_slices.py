@@ -54,7 +54,7 @@ class Server:
     def do(self, plan: slices.Plan) -> None:
         for action in plan.actions:
             match action:
-                case slices.Delete(name, uid, version):
+                case slices.Delete(name, uid, version, _):
                     found = self.stored.pop(name)["metadata"]
                     assert (found["uid"], found["resourceVersion"]) == (uid, version)
                     self.log.append("delete")
