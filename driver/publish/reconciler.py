@@ -295,9 +295,9 @@ class Reconciler:
             seen_generation=self._seen_generation,
             salt=self._salt,
             accepts=self._writing.accepts,
+            leave=self._writing.left,
         )
 
-            leave=self._writing.left,
     def _settled(self, aim: _Aim, count: int, ours: Sequence[mirror.Body]) -> PublishState:
         """Everything stands as it should."""
         self._soon.passed()
@@ -307,12 +307,10 @@ class Reconciler:
         if altered := self._writing.altered:
             message = f"The server stores fields otherwise than they were sent: {', '.join(altered[:5])}"
             findings.append(self._finding("slices-altered", message))
+        findings += self._strays(ours)
         self._last = replace(self._last, ok=True, reason=aim.reason, slices=count, findings=tuple(findings))
         return self._last
-        findings += self._strays(ours)
 
-    def _failed(self, error: errors.ApiError) -> Looked:
-        """A call failed: say why, and when to try again."""
     def _strays(self, ours: Sequence[mirror.Body]) -> list[model.Finding]:
         """Slices of other pools on this node that bear our driver's name and are not ours to delete. Their devices may be
         given to pods, which then cannot start: somebody has to hear of it.
@@ -328,6 +326,8 @@ class Reconciler:
         self._tell("ForeignSlices", message)
         return [self._finding("foreign-slices", message)]
 
+    def _failed(self, error: errors.ApiError) -> Looked:
+        """A call failed: say why, and when to try again."""
         stale = error.reason in _STALE
         pause_s = (self._soon if stale or error.retryable else self._later).failed()
         self._blocked_until = self._clock() + pause_s
