@@ -2,8 +2,10 @@
 """Which of the missing devices somebody still has: the record knows what was prepared here, claims what was allocated.
 
 Claims are listed only while a device is missing that the record does not name: one LIST when such a device appears, then
-one after a minute, two, four, at most every ten. A LIST that fails counts as "held": nothing is dropped on no answer, and
-the taint need not wait for a server that answers everything but this.
+one after 3 s, 6 s, 12 s, at last every ten minutes. Soon at first, because kubelet unprepares a claim before its pod is gone,
+and the control plane takes the allocation back after that: the first LIST always finds a claim that is about to go. A LIST
+that fails counts as "held": nothing is dropped on no answer, and the taint need not wait for a server that answers
+everything but this.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ LIST_TIMEOUT_S = 15.0
 RECORD_AGAIN_S = 30.0
 """How often the record is looked at again while it names a missing device; a query, and `notify` is quicker."""
 
-FIRST_AGAIN_S = 60.0
+FIRST_AGAIN_S = 3.0
 MOST_AGAIN_S = 600.0
 FAILED_AGAIN_S = 2.0
 """First pause after a LIST that failed."""
+
+FAILED_MOST_S = 60.0
 
 FREE_FOR_S = 10.0
 """How long "nobody has it" is believed: until the slice is written the scheduler may give the device away."""
@@ -62,7 +66,7 @@ class HeldDevices:
         self._listed_at = 0.0
         self._due = 0.0
         self._interval_s = FIRST_AGAIN_S
-        self._failures = pacing.Backoff(first_s=FAILED_AGAIN_S, most_s=FIRST_AGAIN_S)
+        self._failures = pacing.Backoff(first_s=FAILED_AGAIN_S, most_s=FAILED_MOST_S)
         self._trouble = condition.Condition(logger, recovered="ResourceClaims can be listed again")
 
     def look(self, missing: Collection[str], recorded: Collection[str]) -> Held:

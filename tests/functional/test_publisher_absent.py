@@ -87,6 +87,20 @@ def test_a_lost_gpu_that_is_prepared_is_tainted_with_one_write_until_it_is_unpre
     until(lambda: running.listed() == WITHOUT)
 
 
+def test_a_claim_that_goes_after_its_unprepare_frees_the_device_soon(running: Running) -> None:
+    hold(running)
+    running.agent.held = {"gpu-0000-43-00-0"}
+    lose(running)
+    until(lambda: running.listed() == TAINTED)
+    running.settled()
+    # As on a node: kubelet unprepares first, and the control plane takes the allocation back afterwards.
+    running.agent.held = ()
+    running.publisher.released()
+    until(lambda: running.server.count("list", "resourceclaims") == 1)
+    running.server.remove("resourceclaims", "default/c")
+    until(lambda: running.listed() == WITHOUT)
+
+
 def test_a_claim_that_is_released_is_no_reason_to_look_where_nothing_is_missing(running: Running) -> None:
     running.settled()
     looks = running.agent.asked
@@ -284,10 +298,11 @@ def test_beside_another_driver_nothing_is_offered_and_the_node_says_so(running: 
     assert "driver gpu.nvidia.com publishes GPU 0000:1b:00.0 of this node too" in (state.reason or "")
     assert "--allow-coexistence" in (state.reason or "")
     assert running.told.events == [("NotPublished", state.reason)]
+    assert [finding.code for finding in state.findings] == ["offered-by-another"]
     running.server.remove("resourceslices", "foreign")
     until(lambda: ours(running))
     running.settled()
-    assert running.publisher.state().reason is None
+    assert (running.publisher.state().reason, running.publisher.state().findings) == (None, ())
 
 
 def test_another_driver_that_is_wiped_for_a_moment_keeps_us_silent(running: Running) -> None:
