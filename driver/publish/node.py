@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What publishing has to know of the Node object: its UID, as the owner of the slices, and what device plugins offer on it.
 
-It is read when the agent starts, before slices are created, and every five minutes. A watch would cost a connection a node
-and wake us at every heartbeat.
+It is read when the agent starts, before slices are created, and then again: after 15 s, 30 s, 60 s, at last every five
+minutes, and every 15 s while a device plugin or driver that is there keeps us from publishing. A watch would cost a
+connection a node; but what is installed together with us comes up within the first minutes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from driver import errors
 
+READ_FIRST_S = 15.0
 READ_EVERY_S = 300.0
 READ_AGAIN_S = 60.0
 """After a reading that failed, while the last one still serves."""
@@ -35,6 +37,7 @@ class NodeFacts:
         self._clock = clock
         self._body: Mapping[str, Any] | None = None
         self._due = 0.0
+        self._pause_s = READ_FIRST_S
 
     def look(self) -> Mapping[str, Any]:
         """The Node, not older than five minutes unless the server is away. Raises ApiError."""
@@ -67,8 +70,14 @@ class NodeFacts:
                 f"What was answered for Node {self._name} has no UID", reason=errors.ApiReason.UNAVAILABLE
             )
         self._body = body
-        self._due = self._clock() + READ_EVERY_S
+        self._due = self._clock() + self._pause_s
+        self._pause_s = min(self._pause_s * 2, READ_EVERY_S)
         return body
+
+    def hurry(self) -> None:
+        """What it says keeps us from publishing: read it again soon."""
+        self._due = min(self._due, self._clock() + READ_FIRST_S)
+        self._pause_s = READ_FIRST_S
 
     def uid(self) -> str:
         """Its UID. Raises ApiError."""

@@ -141,9 +141,10 @@ class Publisher:
         before, self._state = self._state, state
         if state.addresses != before.addresses:
             self._listed()
-        for finding in sorted(set(state.findings) - set(before.findings), key=lambda finding: finding.subject):
+        new = sorted(set(state.findings) - set(before.findings), key=lambda finding: finding.subject)
+        for finding in new:
             logger.warning("%s: %s (%s)", finding.subject, finding.message, finding.code)
-        if (state.ok, state.reason) == (before.ok, before.reason):
+        if (state.ok, state.reason) == (before.ok, before.reason) or state.reason in {item.message for item in new}:
             return
         if state.reason is not None:
             logger.log(logging.INFO if state.ok else logging.WARNING, "%s", state.reason)

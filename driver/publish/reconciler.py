@@ -244,6 +244,7 @@ class Reconciler:
         addresses = {device.address for device in (*aim.ready, *published.values())}
         seen = coexistence.conflict(foreign, self._facts.look(), ours=addresses)
         if seen is not None:
+            self._facts.hurry()
             self._conflict, self._conflict_until = seen, self._clock() + self._timing.quiet_after_conflict_s
         elif self._clock() >= self._conflict_until:
             self._conflict = None
@@ -251,6 +252,7 @@ class Reconciler:
             self._told.pop("NotPublished", None)
             return None
         reason = f"Nothing is published: {self._conflict}. Remove one of the two, or start with --allow-coexistence"
+        aim.findings.append(self._finding("offered-by-another", reason))
         self._tell("NotPublished", reason)
         return reason
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Node as publishing knows it: read rarely, remembered while the server is away, missed when it is gone."""
+"""The Node as publishing knows it: read less and less often, sooner where that matters, remembered while the server is away,
+missed when it is gone.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,46 @@ class Facts:
 AWAY = errors.ApiError("away", reason=errors.ApiReason.UNAVAILABLE)
 
 
-def test_it_is_read_once_in_five_minutes() -> None:
+def test_it_is_read_less_and_less_often() -> None:
     known = Facts()
     assert known.facts.due_s() == 0
+    pauses = []
+    for _ in range(7):
+        known.facts.look()
+        pauses.append(known.facts.due_s())
+        known.now += pauses[-1]
+    assert (pauses, known.api.reads) == ([15, 30, 60, 120, 240, 300, 300], 7)
+
+
+def test_it_is_not_read_before_it_is_due() -> None:
+    known = Facts()
     assert known.facts.uid() == "u1"
-    known.now += 299
+    known.api.body = {"metadata": {"uid": "u2"}}
+    known.now += 14
     assert (known.facts.uid(), known.facts.due_s(), known.api.reads) == ("u1", 1.0, 1)
     known.now += 1
-    known.api.body = {"metadata": {"uid": "u2"}}
     assert (known.facts.uid(), known.api.reads) == ("u2", 2)
+
+
+def test_where_it_keeps_us_from_publishing_it_is_read_again_soon() -> None:
+    known = Facts()
+    for _ in range(7):
+        known.facts.read()
+    assert known.facts.due_s() == 300
+    known.facts.hurry()
+    assert known.facts.due_s() == 15
+    known.now += 10
+    known.facts.hurry()
+    assert known.facts.due_s() == 5
+    known.now += 5
+    known.facts.look()
+    assert known.facts.due_s() == 15
 
 
 def test_the_last_reading_serves_while_the_server_is_away() -> None:
     known = Facts()
     known.facts.look()
-    known.now += 300
+    known.now += 15
     known.api.error = AWAY
     assert (known.facts.uid(), known.facts.due_s()) == ("u1", 60.0)
     known.now += 60
