@@ -45,6 +45,10 @@ _REASONS = {
     429: errors.ApiReason.UNAVAILABLE,
 }
 
+_REFUSED_US = (
+    "; the server does not accept our credentials: they have expired or are not its own (a pod gets new ones when it is deleted)"
+)
+
 T = TypeVar("T")
 Json = dict[str, Any]
 """An object as the API spells it."""
@@ -277,7 +281,10 @@ class KubeClient:
                 reason = _REASONS.get(status, errors.ApiReason.UNAVAILABLE if status >= 500 else errors.ApiReason.OTHER)
                 if kind == "AlreadyExists":
                     reason = errors.ApiReason.ALREADY_EXISTS
-                return errors.ApiError(f"{where}: {said or f'HTTP status {status}'}", reason=reason, status=status)
+                hint = _REFUSED_US if status == http.client.UNAUTHORIZED else ""
+                return errors.ApiError(
+                    f"{where}: {said or f'HTTP status {status}'}{hint}", reason=reason, status=status
+                )
             case ssl.SSLCertVerificationError():
                 return errors.ApiError(
                     f"{where}: its certificate is not trusted ({cause.verify_message}); look at the certificate authority",

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import http
 import logging
 import threading
 import time
@@ -321,7 +322,7 @@ class Executor:
         except ApiError as error:
             if error.reason is ApiReason.NOT_FOUND:
                 raise ClaimError(f"{ref} does not exist (any more): the pod has to be deleted") from error
-            if error.reason is ApiReason.FORBIDDEN:
+            if error.reason is ApiReason.FORBIDDEN and error.status != http.HTTPStatus.UNAUTHORIZED:
                 raise ClaimError(
                     f"{ref} may not be read ({error}): the agent's ServiceAccount needs `get` on resourceclaims"
                 ) from error

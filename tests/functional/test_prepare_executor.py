@@ -494,17 +494,27 @@ def test_an_error_of_our_own_is_one_claims_error(agent: Agent) -> None:
 
 
 class ForbiddingReader:
-    """An API server whose RBAC forgot us."""
+    """An API server whose RBAC forgot us, or that does not know us any more (401)."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
 
     def get_claim(self, namespace: str, name: str, *, timeout_s: float) -> Any:
-        raise ApiError("claims is forbidden", reason=ApiReason.FORBIDDEN, status=403)
+        raise ApiError("it says no", reason=ApiReason.FORBIDDEN, status=self.status)
 
 
 def test_missing_rights_are_said_with_the_right_that_is_missing(agent: Agent) -> None:
-    agent.executor._reader = ForbiddingReader()
+    agent.executor._reader = ForbiddingReader(403)
     answer = agent.prepare(ref(1))
     assert isinstance(answer, values.Failed)
     assert "needs `get` on resourceclaims" in answer.message
+
+
+def test_refused_credentials_are_not_called_missing_rights(agent: Agent) -> None:
+    agent.executor._reader = ForbiddingReader(401)
+    answer = agent.prepare(ref(1))
+    assert isinstance(answer, values.Failed)
+    assert "cannot be read: it says no" in answer.message
 
 
 def test_the_time_of_an_answer_is_measured_with_its_result(agent: Agent) -> None:
