@@ -80,7 +80,7 @@ def test_beside_another_driver_nothing_is_published_and_people_are_told(site: Si
     space.pending("waiting", saying="cannot allocate all claims")
     assert len(space.look("running").gpu_nodes) == 1
     space.delete("Pod", "running")
-    waiting.until(lambda: not site.agent.slices(), "no slice at all", timeout_s=30)
+    waiting.until(lambda: not site.agent.slices(), "no slice at all")
 
     site.api.delete("ResourceSlice", "foreign")
     by_plugin = f"NVIDIA's device plugin offers {RESOURCE}: 8 on this node too"
@@ -90,7 +90,7 @@ def test_beside_another_driver_nothing_is_published_and_people_are_told(site: Si
 
     pod = site.agent.pod()["metadata"]["uid"]
     advertise(site.api, site.node_name, None)
-    waiting.until(lambda: site.agent.devices(), "published again", timeout_s=QUIET_S + 60)
+    waiting.until(site.agent.devices, "published again", timeout_s=QUIET_S + 60)
     space.running("waiting")
     assert site.agent.readyz() == (200, "ok\n")
     assert (site.agent.pod()["metadata"]["uid"], site.agent.restarts()) == (pod, 0)
