@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 
+import urllib3
+
 from hack.realnode import cluster as clusters
+from hack.realnode.errors import ClusterError
 from tests.e2e.kit import inside, make
-from tests.e2e.kit.api import Api, Json
+from tests.e2e.kit.api import Api, ApiError, Json, describe
 
 STEP_S = 5.0
+ENDED = ("Succeeded", "Failed")
 UNRELATED = "no relationship found between node"
 """Kubelet may not read a claim before the API server's node authorizer has seen in the pod's status that the pod uses it. On a
 busy machine kubelet is sometimes the faster one; it then tries again after 60 to 90 s, or when the pod is changed, which we do.
@@ -123,19 +128,35 @@ class Space:
         return inside.parse(self.logs(pod, container))
 
     def _phase(self, pod: str, done: Callable[[Json], object], what: str, timeout_s: float) -> Json:
+        """Fails at once when the pod has come to another end. The API server may be away meanwhile."""
         deadline = time.monotonic() + timeout_s
         while True:
-            left = deadline - time.monotonic()
+            left = max(deadline - time.monotonic(), 0.1)
             try:
-                return self.api.wait(
-                    "Pod", pod, self.name, until=done, what=what, timeout_s=min(STEP_S, max(left, 0.1))
+                item = self.api.wait(
+                    *("Pod", pod, self.name),
+                    until=lambda item: done(item) or item["status"].get("phase") in ENDED,
+                    what=what,
+                    timeout_s=min(STEP_S, left),
                 )
             except AssertionError as error:
-                told = self.told(pod)
                 if left <= STEP_S:
-                    raise AssertionError(f"{error} ({timeout_s:g} s in all); its Events: {told or 'none'}") from None
-                if any(UNRELATED in line for line in told):
-                    self.retry(pod)
+                    raise AssertionError(f"{error} ({timeout_s:g} s in all); {self._story(pod)}") from None
+                with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
+                    if any(UNRELATED in line for line in self.told(pod)):
+                        self.retry(pod)
+            else:
+                if done(item):
+                    return item
+                raise AssertionError(f"Pod {pod}: not {what} but {describe(item)}; {self._story(pod)}")
+
+    def _story(self, pod: str) -> str:
+        """Events and logs of a pod that is not as it should be."""
+        try:
+            logs = self.cluster.kubectl("logs", "-n", self.name, pod, "--all-containers", "--tail=20")
+            return f"its Events: {self.told(pod) or 'none'}; its logs: {logs or 'none'}"
+        except (ClusterError, ApiError, urllib3.exceptions.HTTPError) as error:
+            return f"its Events and logs could not be had: {error}"
 
     def told(self, pod: str) -> list[str]:
         """Reason and message of the Events of a pod."""
