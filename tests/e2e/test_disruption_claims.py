@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from hack.realnode.errors import ClusterError
 from tests.e2e.kit import agent as agents
 from tests.e2e.kit import load, make, waiting
-from tests.e2e.kit.api import Api, Json
+from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
@@ -101,7 +101,7 @@ def test_second_agent_on_the_same_sockets(site: Site, space: Space) -> None:
     space.running("p")
     # The epoch that the second one took is over with it: the first publishes again.
     space.api.delete("ResourceSlice", site.agent.slices()[0]["metadata"]["name"])
-    waiting.until(lambda: site.agent.devices(), "the slices are back", timeout_s=10)
+    waiting.until(site.agent.devices, "the slices are back", timeout_s=10)
 
 
 def test_second_agent_beside_the_first(site: Site, space: Space) -> None:

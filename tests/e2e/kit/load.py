@@ -36,6 +36,8 @@ print("mine:", *uuids, flush=True)
 time.sleep({seconds})
 """
 
+_LOOK_S = 2.0
+
 NOT_OURS = "no relationship found between node"
 """Of an Event of kubelet: the API server's authorizer had not yet heard of the binding when kubelet asked for the claim."""
 
@@ -142,25 +144,34 @@ class Load:
 
     def _one(self, name: str) -> None:
         self._space.create(exclusive_pod(name, claims={"gpu": "template:load"}, seconds=self._seconds))
-        retried = False
+        known = 0
         for _ in range(60):
-            with contextlib.suppress(AssertionError):
-                pod = self._space.api.wait("Pod", name, self._space.name, until=_ended, what="at its end", timeout_s=2)
-                assert pod["status"]["phase"] == "Succeeded", self._space.logs(name)
-                return
-            if not retried and (failed := self._failed(name)):
-                # Kubelet would come back to it after more than a minute.
-                self._space.retry(name)
-                retried = True
+            pod = self._space.get("Pod", name)
+            for items in self._space.api.watch(
+                "Pod", self._space.name, fields=f"metadata.name={name}", timeout_s=_LOOK_S
+            ):
+                pod = items[0]
+                if pod["status"].get("phase") == "Succeeded":
+                    return
+                assert pod["status"].get("phase") != "Failed", self._space.logs(name)
+            failed = self._failed(name)
+            if len(failed) > known:
+                # Kubelet would come back to it after more than a minute; now it does at once.
+                self._space.api.patch(
+                    "Pod", name, {"metadata": {"annotations": {"e2e/retry": str(len(failed))}}}, self._space.name
+                )
                 with self._lock:
-                    self.told.retried += [text for text in failed if NOT_OURS not in text]
-        raise AssertionError(f"it did not end within 120 s: {self._failed(name)}")
+                    self.told.retried += [text for text in failed[known:] if NOT_OURS not in text]
+                known = len(failed)
+        raise AssertionError(f"it did not end within {60 * _LOOK_S:g} s: {self._failed(name)}")
 
     def _failed(self, name: str) -> list[str]:
+        """What Events say of each Prepare that failed; kubelet counts like ones in one Event."""
         return [
             event["message"]
             for event in self._space.api.events("Pod", name, self._space.name)
             if event["reason"] == "FailedPrepareDynamicResources"
+            for _ in range(event.get("count", 1))
         ]
 
 
@@ -173,7 +184,3 @@ def running(space: Space, *, workers: int, seconds: float = 0.3) -> Iterator[Loa
         yield load
     finally:
         load.finish()
-
-
-def _ended(pod: Json) -> bool:
-    return pod["status"].get("phase") in ("Succeeded", "Failed")

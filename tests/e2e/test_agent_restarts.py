@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent ends and comes back while pods come and go.
+
+- it is killed
+- a rolling update of the DaemonSet: no pod fails, no Prepare fails; the gap in serving is measured and printed
+- it is gone for longer than kubelet waits before it wipes the slices (30 s), and back
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import grpc
+
+from proto.dra.v1 import api_pb2, api_pb2_grpc
+from tests.e2e.kit import load, make, waiting
+from tests.e2e.kit.sites import Site
+from tests.e2e.kit.space import Space
+
+WORKERS = 3
+GONE_S = 30.0
+"""Kubelet's wiping delay."""
+
+_POLL_S = 0.03
+
+
+class Gaps:
+    """Asks whoever serves on the sockets of the driver, as kubelet would, and remembers for how long nobody answered."""
+
+    def __init__(self, site: Site) -> None:
+        self._plugin_dir = site.disk.plugin_dir
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gaps", daemon=True)
+        self.longest_s = 0.0
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[Gaps]:
+        """Look during the block."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(_POLL_S):
+            if any(_serves(path) for path in sorted(self._plugin_dir.glob("dra*.sock"))):
+                last = time.monotonic()
+            self.longest_s = max(self.longest_s, time.monotonic() - last)
+
+
+def _serves(path: Path) -> bool:
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        try:
+            api_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(
+                api_pb2.NodePrepareResourcesRequest(), timeout=1, wait_for_ready=False
+            )
+        except grpc.RpcError:
+            return False
+    return True
+
+
+class Calls:
+    """How often kubelet called the driver, since this was made."""
+
+    def __init__(self, site: Site) -> None:
+        self._kubelet = site.kubelet
+        self._before = self._now()
+
+    def _now(self) -> dict[str, int]:
+        metrics = self._kubelet.metrics()
+        lines = metrics.matching("dra_grpc_operations_duration_seconds_count", driver_name=make.CLASS)
+        counted: dict[str, int] = {}
+        for line in lines:
+            method = line.labels["method_name"].rpartition("/")[2]
+            outcome = "OK" if line.labels["grpc_status_code"] == "OK" else "failed"
+            counted[f"{method} {outcome}"] = counted.get(f"{method} {outcome}", 0) + int(line.value)
+        return counted
+
+    def seen(self) -> dict[str, int]:
+        """`NodePrepareResources OK` -> how many."""
+        now = self._now()
+        return {key: value - self._before.get(key, 0) for key, value in now.items() if value != self._before.get(key)}
+
+
+def test_killed_under_load(site: Site, space: Space) -> None:
+    before = site.agent.restarts()
+    with Gaps(site).measured() as gaps, load.running(space, workers=WORKERS) as pods:
+        pods.more(2 * WORKERS)
+        site.agent.kill()
+        waiting.until(lambda: site.agent.restarts() == before + 1, "kubelet has started the container again")
+        pods.more(3 * WORKERS)
+        told = pods.finish()
+    assert told.wrong == []
+    print(f"\nagent killed: longest time without an answer {gaps.longest_s:.1f} s; {told.line()}")
+    site.agent.wait_ready()
+
+
+def test_rolling_update_under_load(site: Site, space: Space) -> None:
+    old = site.agent.pod()["metadata"]["uid"]
+    calls = Calls(site)
+    with Gaps(site).measured() as gaps, load.running(space, workers=WORKERS) as pods:
+        pods.more(WORKERS)
+        site.agent.roll()
+        site.agent.wait_ready()
+        pods.more(2 * WORKERS)
+        told = pods.finish()
+    assert site.agent.pod()["metadata"]["uid"] != old
+    assert told.wrong == []
+    assert told.retried == []
+    waiting.until(lambda: not site.disk.record(), "every claim unprepared")
+    seen = calls.seen()
+    print(
+        f"\nrolling update: longest time without an answer {gaps.longest_s:.2f} s; {told.line()}; kubelet's calls {seen}"
+    )
+    # Every claim was prepared once and unprepared once.
+    assert seen == {"NodePrepareResources OK": told.pods, "NodeUnprepareResources OK": told.pods}
+
+
+def test_gone_and_back(site: Site, space: Space) -> None:
+    space.create(
+        make.template("one"), *(make.pod(name, claims={"gpu": "template:one"}) for name in ("stays", "leaves"))
+    )
+    before = {name: space.running(name) for name in ("stays", "leaves")}
+    offered = _told(site)
+
+    site.agent.remove()
+    gone = time.monotonic()
+    assert site.disk.sockets() == frozenset()
+    space.delete("Pod", "leaves", wait=False)
+    waiting.until(lambda: not site.agent.slices(), "kubelet has wiped the slices", timeout_s=GONE_S + 15)
+    print(f"\nslices wiped {time.monotonic() - gone:.1f} s after the agent's pod had gone")
+    # Its containers have ended, but a GPU that was not unprepared is not let go of.
+    assert space.api.find("Pod", "leaves", space.name) is not None
+    assert len(site.disk.record()) == 2
+
+    site.agent.apply()
+
+    assert _told(site) == offered
+    space.gone("Pod", "leaves")
+    stayed = space.get("Pod", "stays")
+    assert stayed["status"]["containerStatuses"] == before["stays"]["status"]["containerStatuses"]
+    (entry,) = site.disk.record()
+    assert entry.claim.uid == space.claim_of("stays", "gpu")["metadata"]["uid"]
+    assert site.kubelet.claims_in_use(make.CLASS) == 1
+    assert _given(site, space, "stays") == space.devices("stays")
+    space.delete("Pod", "stays")
+    waiting.until(lambda: not site.disk.record(), "the claim is unprepared")
+
+
+def _told(site: Site) -> Sequence[object]:
+    return [(device["name"], device["attributes"], device["capacity"]) for device in site.agent.devices()]
+
+
+def _given(site: Site, space: Space, pod: str) -> tuple[str, ...]:
+    (devices,) = site.kubelet.pod_resources(space.name, pod).values()
+    return tuple(device.device for device in devices)
