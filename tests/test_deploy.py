@@ -13,7 +13,6 @@ together, and whether they work, is seen on a real node (tests/e2e).
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shutil
 import subprocess
@@ -410,23 +409,75 @@ def test_the_image_stands_in_one_place() -> None:
     assert f'newTag: "{VERSION}"' in page()
 
 
-def test_kind_up_says_what_is_missing_before_it_does_anything(tmp_path: Path) -> None:
-    for program in ("bash", "dirname", "cat"):
+STUB = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >> "$CALLS"
+case "$(basename "$0") $*" in
+  "kind create "*) cat > "$CALLS.config" ;;
+esac
+"""
+
+
+def kind_up(programs: Path, *arguments: str, stubs: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """hack/kind-up where there are only a few programs, and some that do nothing but write down how they were called."""
+    programs.mkdir()
+    for program in ("bash", "sh", "dirname", "basename", "cat", "sed", "grep", "realpath", "python3"):
         found = shutil.which(program)
-        assert found is not None
-        (tmp_path / program).symlink_to(found)
-    script = str(ROOT / "hack/kind-up")
+        assert found is not None, program
+        (programs / program).symlink_to(found)
+    for stub in stubs:
+        (programs / stub).write_text(STUB)
+        (programs / stub).chmod(0o755)
+    return subprocess.run(
+        ["bash", str(ROOT / "hack/kind-up"), *arguments],
+        env={"PATH": str(programs), "CALLS": str(programs / "calls")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", script, *arguments],
-            env={**os.environ, "PATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
 
-    helped = run("--help")
+def test_kind_up_says_what_is_missing_before_it_does_anything(tmp_path: Path) -> None:
+    helped = kind_up(tmp_path / "a", "--help")
     assert (helped.returncode, "is not run by the project's tests" in helped.stdout) == (0, True)
-    assert (run().returncode, run().stderr) == (1, "hack/kind-up: kind is not installed\n")
-    assert run("--colour").returncode == 2
+    missing = kind_up(tmp_path / "b")
+    assert (missing.returncode, missing.stderr) == (1, "hack/kind-up: kind is not installed\n")
+    engine = kind_up(tmp_path / "c", stubs=("kind", "kubectl"))
+    assert (engine.returncode, "neither Docker nor Podman" in engine.stderr) == (1, True)
+    machine = kind_up(tmp_path / "d", "dgx-h200", stubs=("kind", "kubectl", "docker"))
+    assert (machine.returncode, "no machine dgx-h200; there are: dgx-h100 gb200-tray" in machine.stderr) == (1, True)
+    assert kind_up(tmp_path / "e", "--colour").returncode == 2
+
+
+def test_kind_up_asks_for_a_worker_a_machine_and_applies_the_overlay(tmp_path: Path) -> None:
+    """With programs that only note their arguments: what it would do, not whether kind does it."""
+    archive = tmp_path / "agent.tar"
+    archive.touch()
+    programs = tmp_path / "programs"
+    done = kind_up(
+        programs,
+        *("--name", "gpus", "--archive", str(archive), "gb200-tray", "l40s-8-pcie"),
+        stubs=("kind", "kubectl", "docker"),
+    )
+    assert done.returncode == 0, done.stderr
+    kubectl = "kubectl --context kind-gpus"
+    assert (programs / "calls").read_text().splitlines() == [
+        "docker info",
+        "kind get clusters",
+        "kind create cluster --name gpus --config -",
+        f"{kubectl} get --raw /apis/resource.k8s.io/v1",
+        f"kind load image-archive {archive} --name gpus",
+        f"{kubectl} apply -k deploy/daemonset/overlays/kind",
+        f"{kubectl} -n nearfield-system rollout restart daemonset/nearfield",
+        f"{kubectl} -n nearfield-system rollout status daemonset/nearfield --timeout 180s",
+        f"{kubectl} get resourceslices",
+    ]
+    assert yaml.safe_load((programs / "calls.config").read_text()) == {
+        "kind": "Cluster",
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "nodes": [
+            {"role": "control-plane"},
+            {"role": "worker", "labels": {"mock.nearfield.dev/machine": "gb200-tray"}},
+            {"role": "worker", "labels": {"mock.nearfield.dev/machine": "l40s-8-pcie"}},
+        ],
+    }
