@@ -17,8 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 import urllib3
 from kubernetes import client, config
 
+from tests.e2e.kit import samples
+
 Json: TypeAlias = dict[str, Any]
 
+WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
 MERGE_PATCH = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 _PAUSE_S = 0.2
@@ -59,8 +62,8 @@ KINDS: Mapping[str, Kind] = {
     "ResourceClaimTemplate": Kind(_DRA, "resourceclaimtemplates"),
     "ResourceSlice": Kind(_DRA, "resourceslices", namespaced=False),
     "DeviceClass": Kind(_DRA, "deviceclasses", namespaced=False),
-    "PodGroup": Kind("scheduling.k8s.io/v1alpha2", "podgroups"),
-    "Workload": Kind("scheduling.k8s.io/v1alpha2", "workloads"),
+    "PodGroup": Kind("scheduling.k8s.io/v1beta1", "podgroups"),
+    "Workload": Kind("scheduling.k8s.io/v1beta1", "workloads"),
 }
 
 
@@ -230,9 +233,15 @@ class Api:
             f"{kind} {name}: no Event with {text!r} within {timeout_s:g} s; there are: {seen or 'none'}"
         )
 
-    def metrics_text(self) -> str:
-        """The API server's own metrics."""
-        return self.send("GET", "/metrics").decode()
+    def metrics(self, *, only: str = "") -> samples.Samples:
+        """The API server's own metrics, or those whose names begin with `only`."""
+        return samples.parse(self.send("GET", "/metrics").decode(), only=only)
+
+    def writes(self, resource: str = "resourceslices") -> int:
+        """How many writes of a resource it has seen, dry runs left out, refused ones included."""
+        found = self.metrics(only="apiserver_request_total")
+        lines = found.matching("apiserver_request_total", resource=resource, dry_run="")
+        return int(sum(line.value for line in lines if line.labels["verb"] in WRITES))
 
     def _json(
         self,

@@ -41,24 +41,24 @@ class Kubelet:
         self._node = layout.node_name
         self._socket = layout.kubelet_dir / "pod-resources/kubelet.sock"
 
-    def metrics(self) -> samples.Samples:
-        """Its own metrics."""
+    def metrics(self, *, only: str = "") -> samples.Samples:
+        """Its own metrics, or those whose names begin with `only`."""
         addresses = self._api.get("Node", self._node)["status"]["addresses"]
         (address,) = (item["address"] for item in addresses if item["type"] == "InternalIP")
         unchecked = ssl.create_default_context()
         unchecked.check_hostname = False
         unchecked.verify_mode = ssl.CERT_NONE
         with urllib.request.urlopen(f"https://{address}:{PORT}/metrics", timeout=TIMEOUT_S, context=unchecked) as page:
-            return samples.parse(page.read().decode())
+            return samples.parse(page.read().decode(), only=only)
 
     def claims_in_use(self, driver: str = ANY_DRIVER) -> int:
         """How many claims it has prepared and not unprepared, of a driver or of any."""
-        return int(self.metrics().total("dra_resource_claims_in_use", driver_name=driver))
+        return int(self.metrics(only="dra_").total("dra_resource_claims_in_use", driver_name=driver))
 
     def calls(self, method: str, *, driver: str = values.DRIVER_NAME, code: str | None = None) -> int:
         """How many calls it made to a driver (`NodePrepareResources`), with one gRPC status (`OK`) or any."""
         labels = {"driver_name": driver} | ({"grpc_status_code": code} if code is not None else {})
-        lines = self.metrics().matching("dra_grpc_operations_duration_seconds_count", **labels)
+        lines = self.metrics(only="dra_").matching("dra_grpc_operations_duration_seconds_count", **labels)
         return int(sum(line.value for line in lines if line.labels["method_name"].endswith(method)))
 
     def pod_resources(self, namespace: str, pod: str) -> Mapping[str, tuple[Given, ...]]:

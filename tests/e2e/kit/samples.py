@@ -40,8 +40,13 @@ class Samples:
         return found[0].value
 
 
-def parse(text: str) -> Samples:
-    """The samples of a page. Raises ValueError where it is not in Prometheus' format."""
+def parse(text: str, *, only: str = "") -> Samples:
+    """The samples of a page, or of the families whose names begin with `only`: pages of Kubernetes are long, and the parser is
+    not quick. Raises ValueError where it is not in Prometheus' format.
+    """
+    if only:
+        starts = (only, f"# TYPE {only}", f"# HELP {only}")
+        text = "".join(line for line in text.splitlines(keepends=True) if line.startswith(starts))
     families: Iterable[object] = parser.text_string_to_metric_families(text)
     return Samples(
         tuple(
