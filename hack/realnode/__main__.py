@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # What follows `kubectl` is kubectl's, options included.
     own = words[: words.index("kubectl") + 1] if "kubectl" in words else words
-    parser = _parser()
-    given = parser.parse_args(own)
+    known = parser()
+    given = known.parse_args(own)
     if given.command in {"up", "hollow"} and len(given.machine) > len(given.hollow):
-        parser.error("--machine tells the machine of the --hollow before it")
+        known.error("--machine tells the machine of the --hollow before it")
     try:
         return _run(given, words[len(own) :])
     except (ClusterError, OSError) as error:
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What the command understands."""
     parser = argparse.ArgumentParser(
         prog="hack/cluster",
         description="A one-node Kubernetes cluster of upstream components, on this machine, without a container engine.",
@@ -110,7 +111,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
             _up(given)
         case "hollow":
             needs.require_root()
-            for name in cluster.attach(given.name).add_hollow(_machines(given) or [DEFAULT_MACHINE]):
+            for name in cluster.attach(given.name).add_hollow(machines(given) or [DEFAULT_MACHINE]):
                 print(name)
         case "down":
             needs.require_root()
@@ -135,7 +136,7 @@ def _up(given: argparse.Namespace) -> None:
             gates=given.gates,
             runtime_config=given.runtime_config,
             audit=given.audit,
-            hollow=_machines(given),
+            hollow=machines(given),
         )
     )
     print(f"Node {standing.node_name} is Ready; hack/cluster --name {given.name} kubectl get nodes")
@@ -189,10 +190,10 @@ def _logs(name: str, component: str, *, follow: bool) -> int:
     raise ClusterError(f"Cluster {name} has no log of {component}; {have}")
 
 
-def _machines(given: argparse.Namespace) -> tuple[str, ...]:
-    """One a hollow node."""
-    machines = [*given.machine, *([DEFAULT_MACHINE] * (len(given.hollow) - len(given.machine)))]
-    return tuple(machine for count, machine in zip(given.hollow, machines, strict=True) for _ in range(count))
+def machines(given: argparse.Namespace) -> tuple[str, ...]:
+    """One for each hollow node."""
+    each = [*given.machine, *([DEFAULT_MACHINE] * (len(given.hollow) - len(given.machine)))]
+    return tuple(machine for count, machine in zip(given.hollow, each, strict=True) for _ in range(count))
 
 
 def _count(text: str) -> int:

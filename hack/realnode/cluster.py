@@ -177,14 +177,10 @@ class Cluster:
             while not done():
                 for component in processes.recorded(self.layout):
                     if self.pid(component) is None:
-                        raise ClusterError(
-                            f"{component} ended before this was so: {what}. The end of {self.log(component)}:\n"
-                            f"{_tail(self.log(component))}"
-                        )
+                        log = self.log(component)
+                        raise ClusterError(f"{component} does not stay up. The end of {log}:\n{_tail(log)}")
                 if time.monotonic() > deadline:
-                    raise ClusterError(
-                        f"Waited {READY_S:.0f} s, and this is not so: {what}. The logs are in {self.layout.logs}"
-                    )
+                    raise ClusterError(f"Not so after {READY_S:.0f} s: {what}. The logs are in {self.layout.logs}")
                 time.sleep(POLL_S)
 
 

@@ -38,7 +38,7 @@ def load(layout: Layout, image: Path | str, *, binaries: Path) -> None:
     if archive.is_dir() or archive.suffix in {".tar", ".gz", ".tgz"}:
         raise ClusterError(f"{image} is no archive of an image: a docker or OCI archive (.tar) is needed")
     with tempfile.TemporaryDirectory(prefix="image-", dir=layout.root) as folder:
-        _import(layout, _exported(str(image), Path(folder) / "image.tar"), binaries=binaries)
+        _import(layout, exported(str(image), Path(folder) / "image.tar"), binaries=binaries)
 
 
 def load_own(layout: Layout, *, binaries: Path) -> None:
@@ -56,7 +56,7 @@ def load_own(layout: Layout, *, binaries: Path) -> None:
             _import(layout, file, binaries=binaries)
 
 
-def _exported(image: str, archive: Path) -> Path:
+def exported(image: str, archive: Path) -> Path:
     """Has an engine write the image into an archive. The first engine that has it does. Raises ClusterError where none has it."""
     tried = []
     for engine, (has, export) in ENGINES.items():

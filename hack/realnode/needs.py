@@ -27,10 +27,14 @@ PACKAGES: Mapping[str, str] = {
 STATIC = Path("/bin/busybox")
 """Goes into an image by itself, without the libraries of this machine."""
 
+GO_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"
+"""Where Go is looked for when it is not on the PATH."""
+
 CLUSTER_BYTES = 2 << 30
 BUILD_BYTES = 6 << 30
 APT_WAIT_S = 300
 _PT_INTERP = 3
+_ALL_USERS = 2**32 - 1
 
 
 def require_root() -> None:
@@ -45,6 +49,11 @@ def require_root() -> None:
 def require_rights() -> None:
     """Raises ClusterError where namespaces and mounts cannot be made: not root, or a root in a container without rights."""
     require_root()
+    if int(Path("/proc/self/uid_map").read_text().split()[2]) < _ALL_USERS:
+        raise ClusterError(
+            "This is root of a user namespace, as in a rootless container: a real node needs the machine's root, as it makes"
+            " network namespaces, mounts and cgroups."
+        )
     done = locks.run(["unshare", "--mount", "--net", "--", "mount", "-t", "tmpfs", "none", "/mnt"])
     if done.returncode != 0:
         raise ClusterError(
@@ -52,7 +61,7 @@ def require_rights() -> None:
             " CAP_SYS_ADMIN and CAP_NET_ADMIN, which a container has when it is privileged."
         )
     for folder in Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/"):
-        if os.access(folder, os.W_OK) and ((folder / "cgroup.procs").exists()):
+        if os.access(folder, os.W_OK) and (folder / "cgroup.procs").exists():
             return
     raise ClusterError("No cgroups can be made below /sys/fs/cgroup: mount them there, writable.")
 
@@ -94,7 +103,7 @@ def is_static(program: Path) -> bool:
 
 def go(*, module: Path) -> str:
     """The Go command that can build `module`. Raises ClusterError where there is none, or an old one that cannot get a newer."""
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    found = shutil.which("go") or shutil.which("go", path=GO_PLACES)
     needed = wanted_go(module / "go.mod")
     if found is None:
         raise ClusterError(

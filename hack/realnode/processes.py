@@ -24,7 +24,7 @@ TERM_S = 20.0
 
 KILL_S = 10.0
 
-_GATE = 'read -r go || exit 1; exec "$@" </dev/null'
+GATE = 'read -r go || exit 1; exec "$@" </dev/null'
 """Ends where the one who started it is killed before it says go."""
 
 
@@ -92,7 +92,7 @@ def _start(
     """Starts a process that becomes the component once its number is on record; so none runs that nobody would find."""
     layout.pids.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        ["sh", "-c", _GATE, "sh", *arguments],
+        ["sh", "-c", GATE, "sh", *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a real node needs of the machine, and what is said where it is not there.
+
+- Go: none, an old one, one that cannot get a newer one
+- programs: a static one is told from one that needs libraries
+- room: a disk that is too full
+- building: once for the same sources; again for others; after an interruption; what Go said when it failed
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from hack.realnode import binaries, needs
+from hack.realnode.errors import ClusterError
+
+MODULE = binaries.MODULES / "kubernetes"
+
+
+def program(folder: Path, name: str, script: str) -> Path:
+    """A shell script on the PATH."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def go_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a `go` is looked for first."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo go1.19.2", "need Go 1.26.0 or newer: it is go1.19.2"),
+        ("echo toolchain not available >&2; exit 1", "toolchain not available"),
+    ],
+)
+def test_a_go_that_is_too_old(go_path: Path, script: str, said: str) -> None:
+    program(go_path, "go", script)
+    with pytest.raises(ClusterError, match=said):
+        needs.go(module=MODULE)
+
+
+def test_a_newer_go_will_do(go_path: Path) -> None:
+    newer = program(go_path, "go", "echo go1.30rc1")
+    assert needs.go(module=MODULE) == str(newer)
+
+
+def test_the_version_is_that_of_go_mod(tmp_path: Path) -> None:
+    (tmp_path / "go.mod").write_text("module x\n\ngo 1.99.3\n\ntoolchain go1.99.9\n")
+    assert needs.wanted_go(tmp_path / "go.mod") == "1.99.3"
+
+
+def elf(*kinds: int) -> bytes:
+    """The beginning of an ELF program with segments of these kinds (elf(5))."""
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    head += struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0, 64, 0, 0, 64, 56, len(kinds), 0, 0, 0)
+    return head + b"".join(struct.pack("<I", kind).ljust(56, b"\0") for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("content", "static"), [(elf(1, 1), True), (elf(1, 3, 1), False), (b"#!/bin/sh\n", False), (b"", False)]
+)
+def test_a_static_program_names_no_loader(tmp_path: Path, content: bytes, static: bool) -> None:
+    (tmp_path / "x").write_bytes(content)
+    assert needs.is_static(tmp_path / "x") is static
+
+
+def test_this_python_is_not_static() -> None:
+    assert not needs.is_static(Path(sys.executable).resolve())
+
+
+def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path) -> None:
+    needs.require_room(tmp_path / "not" / "there", 1, "A cluster")
+    with pytest.raises(ClusterError, match=r"A cluster needs about \d+ GiB below .*are free there"):
+        needs.require_room(tmp_path / "not" / "there", 1 << 60, "A cluster")
+
+
+FAKE_GO = """
+case "$1" in
+env) echo go1.99.0;;
+build)
+    echo "$@" >>"$BUILDS"
+    while [ "$1" != -o ]; do shift; done
+    case "$2" in
+    */) for name in containerd ctr; do echo built >"$2$name"; done;;
+    *) echo built >"$2";;
+    esac;;
+esac
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the modules, which can be changed, and a cache of its own."""
+    copied = tmp_path / "upstream"
+    shutil.copytree(binaries.MODULES, copied)
+    monkeypatch.setattr(binaries, "MODULES", copied)
+    monkeypatch.setenv("NEARFIELD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BUILDS", str(tmp_path / "builds"))
+    monkeypatch.setattr(needs, "BUILD_BYTES", 0)
+    return copied
+
+
+def test_the_same_sources_are_built_once(sources: Path, go_path: Path, tmp_path: Path) -> None:
+    program(go_path, "go", FAKE_GO)
+    first = binaries.build()
+    assert binaries.build() == first
+    assert (first / "kubelet").read_text() == (first / "containerd").read_text() == "built\n"
+    builds = (tmp_path / "builds").read_text().splitlines()
+    assert len(builds) == len(binaries.BUILDS)
+    assert all("-trimpath" in build and "-buildvcs=false" in build for build in builds)
+    main = sources / "kubernetes/main.go"
+    main.write_text(main.read_text() + "\n// changed\n")
+    assert binaries.build() != first
+    assert stat.S_IMODE(first.stat().st_mode) == 0o755
+
+
+def test_what_an_interrupted_build_left_is_removed(sources: Path, go_path: Path) -> None:
+    program(go_path, "go", FAKE_GO)
+    left = binaries.cache() / ".components-x"
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    folder = binaries.build()
+    assert [path.name for path in binaries.cache().iterdir() if path.is_dir()] == [folder.name]
+    assert sources.is_dir()
+
+
+@pytest.mark.usefixtures("sources")
+def test_what_go_said_reaches_the_user(go_path: Path) -> None:
+    program(go_path, "go", "[ $1 = env ] && echo go1.99.0 || { echo dial tcp: no route to host >&2; exit 1; }")
+    with pytest.raises(ClusterError, match=r"go build of .*kubernetes failed: dial tcp: no route to host"):
+        binaries.build()
+    assert [path for path in binaries.cache().iterdir() if path.is_dir()] == []
+
+
+def test_without_go(go_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "GO_PLACES", str(go_path))
+    monkeypatch.setenv("PATH", str(go_path))
+    with pytest.raises(ClusterError, match=r"no `go` on the PATH: install Go 1\.26"):
+        needs.go(module=MODULE)
