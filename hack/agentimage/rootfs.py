@@ -26,7 +26,6 @@ LEFT_OUT = (
     *("ensurepip", "distutils", "lib2to3", "venv", "config-*", "*.a", "*.exe"),  # to build and install with
     *(
         "idlelib",
-        "pydoc.py",
         "pydoc_data",
         "tkinter",
         "_tkinter.*",
