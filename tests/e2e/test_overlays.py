@@ -85,6 +85,12 @@ def mounted(pid: int) -> dict[str, tuple[str, str, str]]:
     return found
 
 
+def nics(sysfs: Path) -> dict[str, str]:
+    """Network devices and their addresses, as a sysfs shows them."""
+    devices = [path for path in (sysfs / "class/net").iterdir() if path.name != "lo"]
+    return {path.name: (path / "address").read_text(encoding="ascii").strip() for path in devices}
+
+
 def written(pid: int) -> set[str]:
     """The mounts with files of the node, the pod or the image that a process may write to, but for those below the driver root."""
     made = {"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"}
@@ -124,9 +130,9 @@ def test_the_base_on_a_node_without_a_gpu(site: Site) -> None:
         ("/", "/driver-root", "/dev", "/host/sys"), "ro"
     )
     assert "master:" in seen["/driver-root"][1], "what is mounted later has to show"
-    assert Path(f"/proc/{pid}/root/driver-root/etc/os-release").exists()
-    nics = {path.name for path in Path("/sys/class/net").iterdir()}
-    assert nics == {path.name for path in Path(f"/proc/{pid}/root/host/sys/class/net").iterdir()} or not nics
+    root = Path("/proc", str(pid), "root")
+    assert (root / "driver-root/etc/os-release").exists()
+    assert nics(root / "host/sys") == nics(Path("/sys")) != nics(root / "sys")
 
 
 @pytest.mark.usefixtures("restored")
