@@ -2,7 +2,8 @@
 """The fixtures of the scenarios. `space` is what most of them need: a namespace on a node with the agent.
 
 A file whose scenarios need another cluster defines `site` for itself, with module scope, by `sites.other(...)`; everything
-else then is about that one. After every test nothing may be left of it.
+else then is about that one. One that needs another machine only says so by the mark `machine`. After every test nothing may
+be left of it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.kit import collect, left
+from hack.realnode import components
+from tests.e2e.kit import collect, left, machines
 from tests.e2e.kit.agent import Agent
 from tests.e2e.kit.api import Api
 from tests.e2e.kit.sites import Settings, Site, Sites
 from tests.e2e.kit.space import Space
 
+STANDING_S = 30.0
 _NUMBERS = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Says which marks there are."""
+    config.addinivalue_line(
+        "markers", "machine(name): the mock machine of the zoo, or file of tests/e2e/machines, that the scenario needs"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +57,20 @@ def agent(site: Site) -> Agent:
     return site.agent
 
 
+@pytest.fixture(scope="session")
+def changed_machines() -> dict[str, str]:
+    """Which clusters have the machine that a mark asked for, until a test without one comes."""
+    return {}
+
+
 @pytest.fixture(autouse=True)
-def nothing_left(request: pytest.FixtureRequest, site: Site, sites: Sites) -> Iterator[left.Leftovers]:
+def nothing_left(
+    request: pytest.FixtureRequest, site: Site, sites: Sites, changed_machines: dict[str, str]
+) -> Iterator[left.Leftovers]:
     """After every test: no pod, claim, record, CDI file or socket is left of it, and the slices are those of before."""
-    site.agent.wait_ready()
+    _stand_up(site, changed_machines)
+    mark = request.node.get_closest_marker("machine")
+    machines.bring(site, mark.args[0] if mark is not None else None, changed=changed_machines)
     before = left.Leftovers(api=site.api, agent=site.agent, disk=site.disk, kubelet=site.kubelet)
     yield before
     try:
@@ -58,6 +78,8 @@ def nothing_left(request: pytest.FixtureRequest, site: Site, sites: Sites) -> It
     except AssertionError:
         _collect(request.node, site, sites)
         raise
+    finally:
+        before.remove_namespaces()
 
 
 @pytest.fixture
@@ -81,6 +103,17 @@ def spaces(request: pytest.FixtureRequest, nothing_left: left.Leftovers, site: S
 def space(spaces: Callable[[], Space]) -> Space:
     """The namespace of the test."""
     return spaces()
+
+
+def _stand_up(site: Site, changed: dict[str, str]) -> None:
+    """One test that failed half-way with the API server stopped, or with another agent, does not make all others fail."""
+    for component in components.ORDER:
+        site.cluster.start(component)
+    try:
+        site.agent.wait_ready(timeout_s=STANDING_S)
+    except AssertionError:
+        changed.pop(site.cluster.name, None)
+        site.agent.apply()
 
 
 @pytest.hookimpl(wrapper=True)

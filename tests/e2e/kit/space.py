@@ -38,13 +38,9 @@ class Space:
         self.api.wait("ServiceAccount", "default", self.name, until=lambda _: True, what="there")
 
     def close(self) -> None:
-        """Delete what is in it and wait until that is gone; the empty namespace goes on its own."""
+        """Begin to delete what is in it; `left` waits until that is gone, and deletes the namespace."""
         for kind in OWN_KINDS:
             self.api.delete_all(kind, self.name)
-        for kind in OWN_KINDS:
-            for item in self.api.items(kind, self.name):
-                self.api.wait_gone(kind, item["metadata"]["name"], self.name, timeout_s=120)
-        self.api.delete("Namespace", self.name)
 
     def label(self, labels: Mapping[str, str]) -> None:
         """Give the namespace labels."""
