@@ -18,7 +18,7 @@ import yaml
 
 from tests.e2e.kit import agent as agents
 from tests.e2e.kit import make, waiting
-from tests.e2e.kit.api import Json
+from tests.e2e.kit.api import ApiError, Json
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
@@ -111,6 +111,22 @@ def test_the_mock_agent_has_no_privilege_and_writes_only_its_folders(site: Site)
         assert (seen["NoNewPrivs"], seen["Seccomp"]) == ("1", "2")
         assert written(pid) == {PLUGIN, REGISTRY, "/var/run/cdi", "/tmp"}
         assert mounted(pid)["/"][0] == "ro"
+
+
+def test_folders_of_the_host_are_all_that_the_mock_agent_asks_for_beyond_a_plain_pod(site: Site, space: Space) -> None:
+    """As the Pod Security level `baseline` judges it."""
+    space.label({"pod-security.kubernetes.io/enforce": "baseline"})
+    spec = daemonset(site.agent.manifests())["spec"]["template"]["spec"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "agent", "namespace": space.name},
+        "spec": {**spec, "serviceAccountName": "default"},
+    }
+    with pytest.raises(ApiError) as raised:
+        site.api.create(pod, dry_run=True)
+    violation = raised.value.message.partition('violates PodSecurity "baseline:latest": ')[2]
+    assert violation == 'hostPath volumes (volumes "plugin", "registry", "cdi")'
 
 
 @pytest.mark.usefixtures("restored")
