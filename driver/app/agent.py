@@ -33,25 +33,52 @@ logger = logging.getLogger(__name__)
 class Agent:
     """One agent. `run` once; `stop` from a signal handler or another thread."""
 
-    def __init__(self, settings: config.Settings, agent_config: config.AgentConfig, prober: child.ProbeChild) -> None:
-        """`prober` looks at the machine of the settings; it is closed at the end."""
+    def __init__(
+        self,
+        settings: config.Settings,
+        agent_config: config.AgentConfig,
+        prober: child.ProbeChild,
+        *,
+        ending: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`prober` looks at the machine of the settings; it is closed at the end. `ending` is called when the end begins."""
         self._settings = settings
         self._config = agent_config
         self._prober = prober
+        self._ending = ending
+        self._told = threading.Event()
+        """Somebody wants the end; calls under way may finish first."""
         self._stop = threading.Event()
+        """It ends now."""
+        self._patience_s = 0.0
+        self._answers: executor.Executor | None = None
         self._failure: Exception | None = None
         self._outside: outside.Outside | None = None
         self._outside_lock = threading.Lock()
 
-    def stop(self) -> None:
-        """Begin to end."""
-        self._stop.set()
+    def stop(self, *, patience_s: float = 0.0) -> float:
+        """Begin to end, at once or, if a Prepare waits for what may pass, when it is answered or after `patience_s`: a Prepare
+        that fails costs its pod over a minute. Gives the patience that was granted.
+        """
+        waits = self._answers is not None and self._answers.waiting()
+        self._patience_s = patience_s if waits else 0.0
+        if not self._patience_s:
+            self._stop.set()
+        self._told.set()
+        return self._patience_s
 
     def run(self) -> int:
         """Serve until stopped; the exit status. Raises ConfigError or DriverError where it cannot go on."""
         with contextlib.ExitStack() as stack:
             self._build(stack)
-            self._stop.wait()
+            self._told.wait()
+            if self._answers is not None and not self._stop.is_set():
+                logger.info(
+                    "Stopping, when the claims that wait are prepared, in %.0f s at the latest", self._patience_s
+                )
+                self._answers.finish(self._patience_s)
+            self._ending()
+            self._stop.set()
             logger.info("Stopping")
         if self._failure is not None:
             raise self._failure
@@ -97,6 +124,7 @@ class Agent:
         stack.callback(kubelet.stop)
         stack.callback(claims.executor.wake)
         kubelet.registration()
+        self._answers = claims.executor
         self._spawn("collector", claims.collector.run)
         self._spawn("watcher", lambda: self._wake(readings, claims.executor))
         built = parts.Parts(
@@ -132,6 +160,7 @@ class Agent:
         if self._failure is None:
             self._failure = error
         self._stop.set()
+        self._told.set()
 
     def _read_hardware(self, readings: inventory.Inventory, nodes: machine.NodeReader) -> None:
         """Begin to look at the hardware; a mock machine is rendered before."""

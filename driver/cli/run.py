@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -15,8 +16,11 @@ from driver.cli import run_options
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_S = 45.0
+"""How long a Prepare that waits may go on after SIGTERM: kubelet waits no longer for its answer."""
+
 STOP_S = 1.8
-"""From the signal to the end, whatever hangs in it: a disk, a mount, a server that takes requests and never answers. Nothing
+"""From the signal, or from the answer to the last Prepare that waited, to the end, whatever hangs in it: a disk, a mount, a server that takes requests and never answers. Nothing
 is lost by an end without ceremony, as it could come at any moment; only sockets may stay, for the next start to remove.
 """
 
@@ -29,7 +33,7 @@ EXIT_S = 0.5
     help="""Run the agent of this node.
 
     Serves kubelet on its plugin sockets, publishes ResourceSlices, and stays until SIGTERM or SIGINT, which end it within
-    two seconds. What it cannot do now (an API server that is away, a GPU that does not answer) it waits for and says on
+    two seconds. SIGTERM lets a Prepare finish that waits, for 45 s at most; a second signal does not. What it cannot do now (an API server that is away, a GPU that does not answer) it waits for and says on
     /readyz.""",
     epilog="""\b
     Examples:
@@ -56,11 +60,12 @@ def command(**values: str | None) -> int:
     prober.start()
     from driver.app import agent
 
-    running = agent.Agent(settings, agent_config, prober)
+    running = agent.Agent(settings, agent_config, prober, ending=lambda: _end_in(STOP_S, 0))
+    signals = itertools.count()
 
-    def stop(*_: object) -> None:
-        _end_in(STOP_S, 0)
-        running.stop()
+    def stop(number: int, _frame: object) -> None:
+        patient = number == signal.SIGTERM and next(signals) == 0
+        _end_in(running.stop(patience_s=PATIENCE_S if patient else 0.0) + STOP_S, 0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)

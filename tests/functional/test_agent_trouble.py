@@ -12,13 +12,14 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
+from concurrent import futures
+from typing import Any, NamedTuple
 
 import pytest
 
 from discovery.mock import fault, faults
 from driver import values
-from driver.standin import kubelet_client
+from driver.standin import apiserver_faults, kubelet_client
 from tests.fakes import agents
 
 pytestmark = pytest.mark.timeout(120)
@@ -225,3 +226,46 @@ def test_every_kind_of_bad_claim_is_named_and_costs_the_good_one_beside_it_nothi
     assert isinstance(kubelet.prepare(DRIVER, [claim := node.claim("next", other)])[claim.uid], values.Prepared)
     assert agent.process.poll() is None
     assert "Traceback" not in agent.said()
+
+
+class Waiting(NamedTuple):
+    agent: agents.Agent
+    fault: apiserver_faults.Injection
+    answer: futures.Future[values.Prepared | values.Failed]
+
+
+@pytest.fixture(name="waiting")
+def fixture_waiting(node: agents.Node) -> Iterator[Waiting]:
+    """An agent with a Prepare that waits for the API server."""
+    agent = node.start()
+    kubelet = node.kubelet()
+    kubelet.wait_registered(DRIVER)
+    claim = node.claim("c1", node.wait_for_devices(8)[0]["name"])
+    away = apiserver_faults.Refuse(503, "ServiceUnavailable")
+    fault = node.api.faults.inject(away, verb="get", resource="resourceclaims")
+    with futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: kubelet.prepare(DRIVER, [claim])[claim.uid])
+        agents.until(lambda: "Waiting: " in agent.said(), "the Prepare waits")
+        yield Waiting(agent, fault, answer)
+
+
+def test_a_prepare_that_waits_is_answered_before_the_end(node: agents.Node, waiting: Waiting) -> None:
+    waiting.agent.process.send_signal(signal.SIGTERM)
+    agents.until(
+        lambda: "when the claims that wait are prepared" in waiting.agent.said(), "a word about what it waits for"
+    )
+    waiting.fault.remove()
+    assert isinstance(waiting.answer.result(20), values.Prepared)
+    assert waiting.agent.process.wait(20) == 0
+    assert [path for path in node.kubelet_dir.rglob("*.sock*") if path.is_socket()] == []
+
+
+def test_a_second_signal_ends_it_though_a_prepare_waits(waiting: Waiting) -> None:
+    waiting.agent.process.send_signal(signal.SIGTERM)
+    agents.until(
+        lambda: "when the claims that wait are prepared" in waiting.agent.said(), "a word about what it waits for"
+    )
+    waiting.agent.process.send_signal(signal.SIGTERM)
+    assert waiting.agent.process.wait(20) == 0
+    refused = waiting.answer.exception(20) or waiting.answer.result()
+    assert isinstance(refused, kubelet_client.KubeletError | values.Failed)
