@@ -87,13 +87,20 @@ def test_beside_another_driver_nothing_is_published_and_people_are_told(site: Si
     site.api.wait_event("Node", site.node_name, text=by_plugin, timeout_s=QUIET_S + 30)
     waiting.until(lambda: by_plugin in site.agent.readyz()[1], "the plugin named on /readyz")
     assert site.agent.slices() == []
+    # One that starts beside it never begins.
+    restarts = site.agent.restarts() + 1
+    site.agent.kill()
+    waiting.until(
+        lambda: site.agent.restarts() == restarts and by_plugin in site.agent.readyz()[1], "the plugin named again"
+    )
+    assert site.agent.slices() == []
 
     pod = site.agent.pod()["metadata"]["uid"]
     advertise(site.api, site.node_name, None)
     waiting.until(site.agent.devices, "published again", timeout_s=QUIET_S + 60)
     space.running("waiting")
     assert site.agent.readyz() == (200, "ok\n")
-    assert (site.agent.pod()["metadata"]["uid"], site.agent.restarts()) == (pod, 0)
+    assert (site.agent.pod()["metadata"]["uid"], site.agent.restarts()) == (pod, restarts)
 
 
 @pytest.mark.usefixtures("alone_again")

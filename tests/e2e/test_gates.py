@@ -22,7 +22,9 @@ SCHEDULING = "scheduling.k8s.io/v1beta1"
 
 @pytest.fixture(scope="module")
 def site(sites: Sites) -> Iterator[Site]:
-    with sites.other(gates=dict.fromkeys(GATES, True), runtime_config={SCHEDULING: True}) as found:
+    gates = dict.fromkeys(GATES, True)
+    with sites.other(gates=gates, runtime_config={SCHEDULING: True}, with_agent=False) as found:
+        configfile.apply(found, publish={"numaNode": "list", "pcieSwitches": True})
         yield found
 
 
@@ -90,17 +92,16 @@ def test_a_claim_that_a_group_names(site: Site, space: Space) -> None:
 
 
 def test_lists_are_published_and_pods_are_placed_by_them(site: Site, space: Space) -> None:
-    with configfile.applied(site, publish={"numaNode": "list", "pcieSwitches": True}):
-        assert site.agent.readyz() == (200, "ok\n")
-        said = {item["name"]: item["attributes"] for item in site.agent.devices()}
-        assert {tuple(values["resource.kubernetes.io/numaNode"]["ints"]) for values in said.values()} == {(0,), (1,)}
-        assert all(values["pcieSwitches"]["strings"] for values in said.values())
-        where = 'device.attributes["resource.kubernetes.io"].numaNode.includes(1)'
-        four = make.template(
-            "four", make.request(count=4, where=where), constraints=[make.match("resource.kubernetes.io/numaNode")]
-        )
-        space.create(four, make.pod("p", claims={"gpu": "template:four"}))
-        space.running("p")
-        expected = {name for name, values in said.items() if values["resource.kubernetes.io/numaNode"]["ints"] == [1]}
-        assert set(space.devices("p")) == expected
-        space.delete("Pod", "p")
+    assert site.agent.readyz() == (200, "ok\n")
+    said = {item["name"]: item["attributes"] for item in site.agent.devices()}
+    nodes = {name: values["resource.kubernetes.io/numaNode"]["ints"] for name, values in said.items()}
+    assert {tuple(node) for node in nodes.values()} == {(0,), (1,)}
+    assert all(values["pcieSwitches"]["strings"] for values in said.values())
+    where = 'device.attributes["resource.kubernetes.io"].numaNode.includes(1)'
+    together = make.match("resource.kubernetes.io/numaNode")
+    space.create(
+        make.template("four", make.request(count=4, where=where), constraints=[together]),
+        make.pod("p", claims={"gpu": "template:four"}),
+    )
+    space.running("p")
+    assert set(space.devices("p")) == {name for name, node in nodes.items() if node == [1]}

@@ -18,7 +18,7 @@ from discovery.address import parse
 from discovery.mock import faults
 from discovery.mock.fault import Fault, Kind
 from driver import values
-from tests.e2e.kit import make, waiting
+from tests.e2e.kit import machines, make, waiting
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.node import Gpu
 from tests.e2e.kit.sites import Site
@@ -29,8 +29,9 @@ SOON_S = 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _looks_often(site: Site) -> Iterator[None]:
+def _looks_often(site: Site, changed_machines: dict[str, str]) -> Iterator[None]:
     """The agent looks at the hardware every second."""
+    machines.bring(site, None, changed=changed_machines)
     site.agent.apply(env={"NEARFIELD_PROBE_INTERVAL": "1s"})
     yield
     site.agent.apply()

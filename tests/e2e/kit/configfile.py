@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import yaml
 
@@ -17,18 +16,14 @@ FOLDER = "/etc/nearfield-config"
 FILE = "agent.yaml"
 
 
-@contextlib.contextmanager
-def applied(site: Site, **sections: Json) -> Iterator[None]:
-    """For the block, an agent that was started with these sections of AgentConfig. It runs without a file afterwards."""
+def apply(site: Site, *, env: Mapping[str, str] | None = None, **sections: Json) -> None:
+    """Start the agent with these sections of AgentConfig, on a cluster that is thrown away with them."""
     text = yaml.safe_dump({"apiVersion": "config.nearfield.dev/v1alpha1", "kind": "AgentConfig", **sections})
+    objects = site.agent.manifests(env={"NEARFIELD_CONFIG": f"{FOLDER}/{FILE}", **(env or {})}, edit=_mount)
     metadata = {"name": NAME, "namespace": agents.NAMESPACE}
-    site.api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {FILE: text}})
-    try:
-        site.agent.apply(env={"NEARFIELD_CONFIG": f"{FOLDER}/{FILE}"}, edit=_mount)
-        yield
-    finally:
-        site.agent.apply()
-        site.api.delete("ConfigMap", NAME, agents.NAMESPACE)
+    objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {FILE: text}})
+    site.agent.apply_objects(objects)
+    site.agent.wait_ready()
 
 
 def _mount(template: Json) -> None:
