@@ -2,8 +2,8 @@
 """The manifests as an administrator applies them, put together by kustomize.
 
 Aspects: what the mock overlay's container may do; the base on a node without a GPU, with what it sees of the host; the machine by
-label, as on kind, and a label that is wrong; a machine of one's own and other folders, as docs/install.md says; the overlays and
-components that need more than this node has, as text.
+label, as on kind, and a label that is wrong; a machine of one's own and other folders, as docs/install.md says; what stays after
+uninstalling; the overlays and components that need more than this node has, as text.
 """
 
 from __future__ import annotations
@@ -239,6 +239,16 @@ def test_a_machine_of_ones_own_below_another_kubelet_folder(site: Site, space: S
         space.delete("Pod", "p")
     finally:
         other.unlink()
+
+
+@pytest.mark.usefixtures("restored")
+def test_what_stays_on_a_node_after_uninstalling(site: Site) -> None:
+    site.cluster.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(site.agent.manifests()))
+    waiting.until(lambda: not site.agent.slices(), "kubelet has removed the slices", timeout_s=90)
+    assert site.api.find("Namespace", agents.NAMESPACE) is None
+    assert site.disk.sockets() == frozenset()
+    assert [path.name for path in site.disk.plugin_dir.iterdir()] == ["state"]
+    assert [path.name for path in site.disk.cdi_dir.iterdir()] == ["gpu.nearfield.dev-node.json"]
 
 
 def test_the_pod_of_the_examples(site: Site, space: Space) -> None:
