@@ -76,7 +76,7 @@ def nothing_left(
     try:
         before.require_nothing()
     except AssertionError:
-        _collect(request.node, site, sites)
+        _collect(request.node, site, sites, when="-left")
         raise
     finally:
         before.remove_namespaces()
@@ -95,6 +95,7 @@ def spaces(request: pytest.FixtureRequest, nothing_left: left.Leftovers, site: S
         return space
 
     yield make
+    _start_components(site)
     for space in reversed(made):
         space.close()
 
@@ -107,13 +108,22 @@ def space(spaces: Callable[[], Space]) -> Space:
 
 def _stand_up(site: Site, changed: dict[str, str]) -> None:
     """One test that failed half-way with the API server stopped, or with another agent, does not make all others fail."""
-    for component in components.ORDER:
-        site.cluster.start(component)
+    _start_components(site)
     try:
         site.agent.wait_ready(timeout_s=STANDING_S)
     except AssertionError:
         changed.pop(site.cluster.name, None)
         site.agent.apply()
+
+
+def _start_components(site: Site) -> None:
+    """Start what a test has stopped and not started again."""
+    stopped = [component for component in components.ORDER if site.cluster.pid(component) is None]
+    for component in stopped:
+        site.cluster.start(component)
+    if stopped:
+        site.cluster.wait_api()
+        site.cluster.wait_node()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -127,8 +137,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report  # type: ignore[return-value]
 
 
-def _collect(item: pytest.Item, site: Site, sites: Sites) -> None:
-    name = re.sub("[^A-Za-z0-9_.-]+", "-", item.name)
+def _collect(item: pytest.Item, site: Site, sites: Sites, *, when: str = "") -> None:
+    name = re.sub("[^A-Za-z0-9_.-]+", "-", item.name) + when
     into = sites.settings.out / name
-    collect.collect(into, cluster=site.cluster, api=site.api, disk=site.disk)
+    collect.collect(into, cluster=site.cluster, disk=site.disk)
     item.add_report_section("call", "collected", f"What was to be seen after the failure lies in {into}")

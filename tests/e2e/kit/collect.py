@@ -12,12 +12,11 @@ from pathlib import Path
 from hack.realnode import cluster as clusters
 from hack.realnode import components
 from tests.e2e.kit import agent, node
-from tests.e2e.kit.api import Api
 
 _SHOWN = ("nodes", "pods", "resourceclaims", "resourceclaimtemplates", "deviceclasses", "daemonsets", "events")
 
 
-def collect(into: Path, *, cluster: clusters.Cluster, api: Api, disk: node.Disk) -> None:
+def collect(into: Path, *, cluster: clusters.Cluster, disk: node.Disk) -> None:
     """Write what can be had. Nothing here raises: it runs after a failure, and the failure is what counts."""
     into.mkdir(parents=True, exist_ok=True)
 
@@ -35,12 +34,9 @@ def collect(into: Path, *, cluster: clusters.Cluster, api: Api, disk: node.Disk)
     save("record.txt", lambda: "\n".join(map(str, disk.record())))
     save("sockets.txt", lambda: "\n".join(sorted(map(str, disk.sockets()))))
     save("processes.txt", lambda: subprocess.run(["ps", "axfww"], capture_output=True, text=True, check=True).stdout)
-    with contextlib.suppress(Exception):
-        for pod in api.items("Pod", agent.NAMESPACE):
-            name = pod["metadata"]["name"]
-            command = ("logs", "-n", agent.NAMESPACE, name, "-c", agent.CONTAINER)
-            save(f"agent-{name}.log", lambda command=command: cluster.kubectl(*command))  # type: ignore[misc]
-            save(f"agent-{name}-previous.log", lambda command=command: cluster.kubectl(*command, "--previous"))  # type: ignore[misc]
+    for folder in cluster.layout.host_path("/var/log/pods").glob(f"{agent.NAMESPACE}_*"):
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(folder, into / folder.name, dirs_exist_ok=True)
     with contextlib.suppress(OSError):
         shutil.copytree(disk.cdi_dir, into / "cdi", dirs_exist_ok=True)
     for component in components.ORDER:
