@@ -285,8 +285,8 @@ def _create(cluster: Cluster) -> None:
 
 def _down(layout: Layout) -> None:
     layout.options.unlink(missing_ok=True)
-    for component in components.STOP_ORDER:
-        processes.end(layout, component)
+    for component in components.STOP_ORDER:  # who starts others first; nothing is kept, so nothing has to end in order
+        processes.end(layout, component, how=signal.SIGKILL)
     processes.end_all(layout)
     network.remove(layout)
     cgroups.remove(layout.cgroup)

@@ -31,11 +31,11 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 def load(layout: Layout, image: Path | str, *, binaries: Path) -> None:
     """Imports a docker or OCI archive, or an image that a container engine of this machine has under that name. Raises ClusterError."""
-    archive = Path(image)
-    if archive.is_file():
-        _import(layout, archive, binaries=binaries)
+    path = Path(image)
+    if path.is_file():
+        _import(layout, path, binaries=binaries)
         return
-    if archive.is_dir() or archive.suffix in {".tar", ".gz", ".tgz"}:
+    if path.is_dir() or path.suffix in {".tar", ".gz", ".tgz"}:
         raise ClusterError(f"{image} is no archive of an image: a docker or OCI archive (.tar) is needed")
     with tempfile.TemporaryDirectory(prefix="image-", dir=layout.root) as folder:
         _import(layout, exported(str(image), Path(folder) / "image.tar"), binaries=binaries)
@@ -43,20 +43,16 @@ def load(layout: Layout, image: Path | str, *, binaries: Path) -> None:
 
 def load_own(layout: Layout, *, binaries: Path) -> None:
     """Imports the sandbox's image and busybox's."""
-    pause = _archive(components.PAUSE_IMAGE, layer=_layer({"pause": binaries / "pause"}, {}), entrypoint=["/pause"])
-    applets = locks.output([str(BUSYBOX), "--list"]).split()
-    links = {f"bin/{name}": "/bin/busybox" for name in applets if name != "busybox"}
-    busybox = _archive(
-        BUSYBOX_IMAGE, layer=_layer({"bin/busybox": BUSYBOX}, links, folders=("tmp", "root", "etc")), entrypoint=[]
-    )
+    pause = archive(components.PAUSE_IMAGE, _layer({"pause": binaries / "pause"}, {}), entrypoint=["/pause"])
+    busybox = archive(BUSYBOX_IMAGE, busybox_layer(), entrypoint=[])
     with tempfile.TemporaryDirectory(prefix="image-", dir=layout.root) as folder:
-        for name, archive in (("pause.tar", pause), ("busybox.tar", busybox)):
+        for name, content in (("pause.tar", pause), ("busybox.tar", busybox)):
             file = Path(folder) / name
-            file.write_bytes(archive)
+            file.write_bytes(content)
             _import(layout, file, binaries=binaries)
 
 
-def exported(image: str, archive: Path) -> Path:
+def exported(image: str, path: Path) -> Path:
     """Has an engine write the image into an archive. The first engine that has it does. Raises ClusterError where none has it."""
     tried = []
     for engine, (has, export) in ENGINES.items():
@@ -66,15 +62,22 @@ def exported(image: str, archive: Path) -> Path:
         tried.append(engine)
         if locks.run([program, *(part.format(image=image) for part in has)]).returncode != 0:
             continue
-        locks.output([program, *(part.format(image=image, archive=archive) for part in export)])
-        return archive
+        locks.output([program, *(part.format(image=image, archive=path) for part in export)])
+        return path
     asked = f"{', '.join(tried)} has no image of that name" if tried else f"there is none of {', '.join(ENGINES)} here"
     raise ClusterError(f"{image} is no file, and {asked}")
 
 
-def _import(layout: Layout, archive: Path, *, binaries: Path) -> None:
-    with archive.open("rb") as content:
+def _import(layout: Layout, path: Path, *, binaries: Path) -> None:
+    with path.open("rb") as content:
         mounts.run(layout, str(binaries / "ctr"), "--namespace=k8s.io", "images", "import", "-", stdin=content)
+
+
+def busybox_layer() -> bytes:
+    """busybox, and a link for each of its programs."""
+    applets = locks.output([str(BUSYBOX), "--list"]).split()
+    links = {f"bin/{name}": "/bin/busybox" for name in applets if name != "busybox"}
+    return _layer({"bin/busybox": BUSYBOX}, links, folders=("tmp", "root", "etc"))
 
 
 def _layer(files: dict[str, Path], links: dict[str, str], *, folders: Sequence[str] = ()) -> bytes:
@@ -96,7 +99,8 @@ def _layer(files: dict[str, Path], links: dict[str, str], *, folders: Sequence[s
     return data.getvalue()
 
 
-def _archive(image: str, *, layer: bytes, entrypoint: list[str]) -> bytes:
+def archive(image: str, layer: bytes, *, entrypoint: list[str]) -> bytes:
+    """A docker archive of an image of one layer."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise ClusterError(f"No image is made for {machine}; only for {', '.join(_ARCHITECTURES)}")

@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -18,11 +17,11 @@ from hack.realnode import cgroups
 from hack.realnode.errors import ClusterError
 from hack.realnode.layout import Layout
 
-POLL_S = 0.02
 TERM_S = 20.0
 """kube-apiserver drains its connections for some seconds after SIGTERM."""
 
 KILL_S = 10.0
+ROUNDS = 20
 
 GATE = 'read -r go || exit 1; exec "$@" </dev/null'
 """Ends where the one who started it is killed before it says go."""
@@ -133,17 +132,14 @@ def end(layout: Layout, component: str, *, how: signal.Signals = signal.SIGTERM)
 
 
 def end_all(layout: Layout) -> None:
-    """Ends whatever is left in the cluster's network namespace or cgroups, shims and containers included."""
-    for how in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):  # once more: a fork may have been missed
+    """Kills whatever is left in the cluster's network namespace or cgroups, shims and containers included. Raises ClusterError."""
+    for _ in range(ROUNDS):  # what a process started while it was being killed is found in the next round
         left = members(layout)
         if not left:
             return
-        with contextlib.suppress(ClusterError):
-            _end(sorted(left), how=how, patience_s=2.0 if how == signal.SIGTERM else KILL_S)
-    left = members(layout)
-    if left:
-        names = ", ".join(f"{number} ({_command(number)})" for number in sorted(left))
-        raise ClusterError(f"These processes of cluster {layout.name} do not end: {names}")
+        _end(sorted(left), how=signal.SIGKILL)
+    names = ", ".join(f"{number} ({_command(number)})" for number in sorted(left))
+    raise ClusterError(f"These processes of cluster {layout.name} do not end: {names}")
 
 
 def members(layout: Layout) -> set[int]:
@@ -160,20 +156,18 @@ def members(layout: Layout) -> set[int]:
     return found - {os.getpid()}
 
 
-def _end(numbers: Iterable[int], *, how: signal.Signals, patience_s: float = TERM_S) -> None:
+def _end(numbers: Iterable[int], *, how: signal.Signals) -> None:
     handles: dict[int, int] = {}
     try:
         for number in numbers:
             with contextlib.suppress(ProcessLookupError):
                 handles[number] = os.pidfd_open(number)
         for handle in handles.values():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, how)
-        for number, handle in handles.items():
-            if not _gone(number, patience_s) and how != signal.SIGKILL:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-        stuck = [number for number in handles if not _gone(number, KILL_S)]
+            _send(handle, how)
+        for handle in handles.values():
+            if how != signal.SIGKILL and not _gone(handle, TERM_S):
+                _send(handle, signal.SIGKILL)
+        stuck = [number for number, handle in handles.items() if not _gone(handle, KILL_S)]
     finally:
         for handle in handles.values():
             os.close(handle)
@@ -181,13 +175,15 @@ def _end(numbers: Iterable[int], *, how: signal.Signals, patience_s: float = TER
         raise ClusterError(f"Process {stuck[0]} ({_command(stuck[0])}) does not end.")
 
 
-def _gone(number: int, patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
-    while _started(number) != "0":
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
+def _send(handle: int, how: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, how)
+
+
+def _gone(handle: int, patience_s: float) -> bool:
+    """Whether the process ends in time: its handle is readable then (pidfd_open(2))."""
+    readable, _, _ = select.select([handle], [], [], patience_s)
+    return bool(readable)
 
 
 def _started(number: int) -> str:

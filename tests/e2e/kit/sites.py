@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,6 +84,7 @@ class Sites:
         machine: str = MACHINE,
         env: Mapping[str, str] | None = None,
         with_agent: bool = True,
+        hollow: Sequence[str] = (),
     ) -> Iterator[Site]:
         """A cluster of another kind, for the block. The default one goes on running if it runs."""
         options = clusters.Options(
@@ -91,6 +92,7 @@ class Sites:
             emulate=emulate,
             gates=gates or {},
             runtime_config=runtime_config or {},
+            hollow=hollow,
         )
         with self._up(options, keep=False, machine=machine, env=env, with_agent=with_agent) as site:
             yield site
@@ -134,7 +136,7 @@ def _up(options: clusters.Options) -> clusters.Cluster:
     try:
         return clusters.up(options)
     except ClusterError:
-        if options == replace(options, emulate=None, gates={}, runtime_config={}):
+        if options == replace(options, emulate=None, gates={}, runtime_config={}, hollow=()):
             raise
         clusters.down(options.name)
         return clusters.up(options)
