@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
-    needs.require_root()
     layout.Layout(given.cluster)  # says what is wrong with the name
+    needs.require_root()
     image = given.image or _build_image()
     out = given.out or Path(tempfile.mkdtemp(prefix="nearfield-e2e-"))
     out.mkdir(parents=True, exist_ok=True)
