@@ -88,12 +88,25 @@ class ApiServer:
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> bytes:
         sent = None if body is None else json.dumps(body)
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        self._http.request(method, path, body=sent, headers={**self._headers, "Content-Type": kind})
-        response = self._http.getresponse()
-        content = response.read()
-        if response.status >= http.HTTPStatus.BAD_REQUEST:
-            raise BenchError(f"{method} {path}: {response.status} {content[:500]!r}")
+        headers = {**self._headers, "Content-Type": kind}
+        try:
+            status, content = self._exchange(method, path, sent, headers)
+        except ConnectionError:
+            # A server ends a connection that is idle for long; the next request opens another.
+            self._http.close()
+            status, content = self._exchange(method, path, sent, headers)
+        if status >= http.HTTPStatus.BAD_REQUEST:
+            raise BenchError(f"{method} {path}: {status} {content[:500]!r}")
         return content
+
+    def _exchange(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        try:
+            self._http.request(method, path, body=body, headers=headers)
+            response = self._http.getresponse()
+            return response.status, response.read()
+        except BaseException:
+            self._http.close()  # one that was left in the middle takes no other request
+            raise
 
     def create_node(self, name: str) -> None:
         """A Node, so that slices have an owner."""

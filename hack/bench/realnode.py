@@ -50,7 +50,7 @@ class RealNode:
             authority = layout.certificates / "apiserver.crt"
             admin = json.loads(standing.kubeconfig.read_text())["users"][0]["user"]["token"]
             self.server = apiserver.ApiServer(apiserver.Address(url=url, token=admin, authority=authority))
-            self._create_missing(_objects())
+            self._create_missing(objects())
             token = self._account_token()
             self.server.holder = self._holder()
             self.address = apiserver.Address(url=url, token=token, authority=authority)
@@ -193,10 +193,13 @@ class NodeBench(benchmark.Bench):
             if time.perf_counter() > deadline:
                 raise BenchError(f"kubelet did not register the drivers in {REGISTRATION_TIMEOUT_S:.0f} s; see its log")
             self.pause(REGISTRATION_PAUSE_S)
+        # A pod whose driver is gone cannot end: those of a part that failed, or of a run that was killed, end before the drivers do.
+        workloads.remove_pods(self)
+        stack.callback(workloads.remove_pods, self)
         return contest
 
 
-def _objects() -> Iterable[tuple[str, dict[str, Any]]]:
+def objects() -> Iterable[tuple[str, dict[str, Any]]]:
     """Collection and body of everything that a run needs, in the order in which it can be created."""
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     resource = "/apis/resource.k8s.io/v1"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import urllib.parse
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ ACCOUNT = "bench"
 
 CLASS_PREFIX = "bench"
 TIMEOUT_S = 120.0
-POLL_S = 0.05
+POLL_S = 0.1
 SLOW_S = 8.0
 """After which a pod that is not Running is asked what it waits for."""
 
@@ -108,6 +109,23 @@ def _refused_unheard(bench: benchmark.Bench, name: str) -> bool:
     selector = urllib.parse.urlencode({"fieldSelector": f"involvedObject.name={name}"})
     events = bench.server.call("GET", f"/api/v1/namespaces/{claims.NAMESPACE}/events?{selector}")["items"]
     return any(UNHEARD in event.get("message", "") for event in events)
+
+
+def remove_pods(bench: benchmark.Bench) -> None:
+    """Remove the pods that a part has left, and wait until they are gone; that of the holder stays."""
+    began = time.perf_counter()
+    while names := [
+        item["metadata"]["name"]
+        for item in bench.server.call("GET", pods_path())["items"]
+        if item["metadata"]["name"] != bench.server.holder.name
+    ]:
+        if time.perf_counter() - began > TIMEOUT_S:
+            raise BenchError(f"{', '.join(names)}: not gone in {TIMEOUT_S:.0f} s")
+        for name in names:
+            with contextlib.suppress(BenchError):  # it was gone in between
+                bench.server.call("DELETE", f"{pods_path()}/{name}")
+        bench.pause(POLL_S)
+    await_no_claims(bench)
 
 
 def await_no_claims(bench: benchmark.Bench) -> None:

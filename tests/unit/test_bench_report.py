@@ -2,6 +2,7 @@
 """The report of the benchmark.
 
 - JSON: summaries beside the values, targets with their verdict, what was left out and why; it survives `json`
+- Markdown: a row a target, with its verdict
 - table: numbers in columns, every target with its verdict, nothing for an empty part
 """
 
@@ -104,3 +105,13 @@ def test_table() -> None:
 
 def test_a_report_without_parts_is_its_machine() -> None:
     assert report.to_table(report.Report(started="", machine={"cores": 2}, options={})) == "cores: 2\n"
+
+
+def test_markdown() -> None:
+    assert report.to_markdown(REPORT).splitlines() == [
+        "| what | at most | measured | |",
+        "|---|---|---|---|",
+        "| prepare against its floor | 1.30 x | 1.21 x | met |",
+        "| prepare, of the Go driver | 0.80 x | - | not measured |",
+        "| memory at start | 100 MB | 102 MB | **missed** |",
+    ]

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark reads and makes on a real node, but for the node.
+
+- writes by program: stored ones, Events too; not dry ones, reads, refused ones, other programs' or half a line
+- samples are summed by their labels, whatever others they have; 0 where there is none
+- pods: with a claim from a template, without, and one that no scheduler places
+- a class and a template for each driver; the service account may do what drivers do, and no more
+- without a real node, its parts are refused
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hack.bench import __main__ as command
+from hack.bench import audit, claims, drivers, exposition, realnode, workloads
+
+METRICS = """\
+# HELP apiserver_request_total requests
+# TYPE apiserver_request_total counter
+apiserver_request_total{code="200",dry_run="",resource="resourceslices",verb="PUT"} 3
+apiserver_request_total{code="409",dry_run="",resource="resourceslices",verb="PUT"} 1
+apiserver_request_total{code="200",dry_run="All",resource="resourceslices",verb="PUT"} 7
+apiserver_request_total{code="200",dry_run="",resource="leases",verb="PUT"} 90
+apiserver_request_total_other 5
+# TYPE dra_grpc_operations_duration_seconds histogram
+dra_grpc_operations_duration_seconds_bucket{driver_name="d",le="+Inf"} 2
+dra_grpc_operations_duration_seconds_sum{driver_name="d"} 0.25
+dra_grpc_operations_duration_seconds_count{driver_name="d"} 2
+"""
+
+
+def _event(**changes: object) -> str:
+    event: dict[str, Any] = {
+        "stage": "ResponseComplete",
+        "userAgent": "nearfield/0.1",
+        "verb": "create",
+        "requestURI": "/apis/resource.k8s.io/v1/resourceslices",
+        "responseStatus": {"code": 201},
+    }
+    return json.dumps({**event, **changes})
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        (_event(), 1),
+        (_event(verb="deletecollection", responseStatus={"code": 200}), 1),
+        (_event(requestURI="/api/v1/namespaces/default/events"), 1),
+        (_event(userAgent="gopeer-1f/v0.0.0 (linux/amd64)"), 1),
+        (_event(userAgent="kubelet/v1.37.2"), 0),
+        (_event(requestURI="/apis/resource.k8s.io/v1/resourceslices?dryRun=All&x=y"), 0),
+        (_event(responseStatus={"code": 409}), 0),
+        (_event(verb="get"), 0),
+        (_event(stage="RequestReceived"), 0),
+        (_event()[:40], 0),
+        ("", 0),
+    ],
+)
+def test_writes_of_programs(line: str, count: int) -> None:
+    assert audit.count_writes([line], programs=("nearfield/", "gopeer")) == count
+
+
+def test_samples_are_summed_by_their_labels() -> None:
+    sample = "apiserver_request_total"
+    assert exposition.total(METRICS, sample, resource="resourceslices", verb="PUT", dry_run="") == 4
+    assert exposition.total(METRICS, sample, resource="resourceslices") == 11
+    assert exposition.total(METRICS, sample, resource="pods") == 0
+    assert exposition.total(METRICS, "dra_grpc_operations_duration_seconds_sum", driver_name="d") == 0.25
+    assert exposition.total(METRICS, "dra_grpc_operations_duration_seconds_count", driver_name="d") == 2
+    assert exposition.total("", sample) == 0
+
+
+def test_a_pod_with_a_claim() -> None:
+    pod = workloads.pod("p", node="n", template="t")
+    (container,) = pod["spec"]["containers"]
+    assert pod["spec"]["resourceClaims"] == [{"name": claims.REQUEST, "resourceClaimTemplateName": "t"}]
+    assert container["resources"] == {"claims": [{"name": claims.REQUEST}]}
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/hostname": "n"}
+
+
+def test_a_pod_without_a_claim() -> None:
+    pod = workloads.pod("p", node=None, template=None, scheduler="none")
+    assert "resourceClaims" not in pod["spec"]
+    assert "nodeSelector" not in pod["spec"]
+    assert pod["spec"]["schedulerName"] == "none"
+
+
+def test_what_a_run_needs_on_the_server() -> None:
+    made: dict[str, list[dict[str, Any]]] = {}
+    for collection, body in realnode.objects():
+        made.setdefault(collection.rpartition("/")[2], []).append(body)
+    names = {kind: [body["metadata"]["name"] for body in bodies] for kind, bodies in made.items()}
+    subjects = [workloads.class_name(subject) for subject in (drivers.AGENT, drivers.PEER)]
+    assert names["deviceclasses"] == subjects
+    assert names["resourceclaimtemplates"] == subjects
+    (role,) = made["clusterroles"]
+    verbs = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    assert ("resourceclaims", "get") in verbs
+    assert not {("resourceclaims", "update"), ("pods", "get"), ("secrets", "get")} & verbs
+    assert made["namespaces"][0]["metadata"]["labels"] == {"resource.kubernetes.io/admin-access": "true"}
+
+
+def test_parts_of_a_real_node_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--only", "pods"])
+    assert "pods, rest need --real" in capsys.readouterr().err
