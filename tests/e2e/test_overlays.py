@@ -251,22 +251,6 @@ def test_what_stays_on_a_node_after_uninstalling(site: Site) -> None:
     assert [path.name for path in site.disk.cdi_dir.iterdir()] == ["gpu.nearfield.dev-node.json"]
 
 
-def test_the_pod_of_the_examples(site: Site, space: Space) -> None:
-    template, pod = yaml.safe_load_all((DEPLOY / "examples/pod.yaml").read_text(encoding="utf-8"))
-    (container,) = pod["spec"]["containers"]
-    container.update(image=make.BUSYBOX, imagePullPolicy="Never")
-    pod["spec"]["terminationGracePeriodSeconds"] = 1
-    space.create(template, pod)
-    space.running("two-gpus")
-    assert "/dev/nvidiactl" in space.logs("two-gpus")
-    first, second = (
-        next(device for device in site.agent.devices() if device["name"] == name)["attributes"]
-        for name in space.devices("two-gpus")
-    )
-    assert first["nvlinkDomain"] == second["nvlinkDomain"]
-    assert first["resource.kubernetes.io/numaNode"] == second["resource.kubernetes.io/numaNode"]
-
-
 def test_the_podmonitor_takes_the_place_of_the_annotations(site: Site) -> None:
     objects = rendered(site, DEPLOY / "overlays/podmonitor")
     assert "PodMonitor" in {body["kind"] for body in objects}
