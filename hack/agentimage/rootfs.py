@@ -24,14 +24,7 @@ from pathlib import Path, PurePath
 LEFT_OUT = (
     *("__pycache__", "*-packages"),  # compiled anew; packages of the base's own, its pip among them
     *("ensurepip", "distutils", "lib2to3", "venv", "config-*", "*.a", "*.exe"),  # to build and install with
-    *(
-        "idlelib",
-        "pydoc_data",
-        "tkinter",
-        "_tkinter.*",
-        "turtle.py",
-        "turtledemo",
-    ),  # for people at a screen
+    *("idlelib", "pydoc_data", "turtle.py", "turtledemo", "tkinter", "_tkinter.*"),  # for people at a screen
     *("test", "tests", "_test*", "_ctypes_test*", "_xxtest*", "xxlimited*"),
     *("_dbm.*", "_gdbm.*", "nis.*", "ossaudiodev.*"),  # each loads libraries of its own, and nobody imports them
 )
