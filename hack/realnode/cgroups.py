@@ -50,6 +50,16 @@ def _remove(folder: Path) -> None:
             return
 
 
+def thaw(cgroup: str) -> None:
+    """Lets processes run that were stopped. runc stops those of a container while it kills them, and where runc itself is killed
+    in between they stay so; in version 1 such a process does not even end.
+    """
+    for folder in _folders(cgroup):
+        for file in (*folder.rglob("freezer.state"), *folder.rglob("cgroup.freeze")):
+            with contextlib.suppress(OSError):
+                file.write_text("THAWED" if file.name == "freezer.state" else "0")
+
+
 def members(cgroup: str) -> set[int]:
     """The processes in it and below."""
     found: set[int] = set()
