@@ -9,6 +9,7 @@ free would be the wrong ones.
 - different host bridges, different NUMA nodes
 - what the wiring has not: pending, with the scheduler's reason; it runs once that is free
 - more devices than a claim may have; allocationMode All
+- GPUs are taken in the order of the slices, after some came back too; singles and pairs leave quads and pairs whole
 """
 
 from __future__ import annotations
@@ -126,3 +127,46 @@ def test_every_gpu_that_matches(site: Site, space: Space, machine: wiring.Wiring
     assert set(every) == {gpu.gpu for gpu in machine.gpus if gpu.numa == 1}
     given.ask(space, "again", make.request(every=True))
     space.pending("again", saying=NO_ROOM)  # All means all, those in use too
+
+
+def test_singles_are_given_in_the_order_of_the_slices(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    order = tuple(device["name"] for device in site.agent.devices())
+    given.ask(space, "p0")
+    taken = [*given.devices(site, space, "p0")]
+    for number in range(1, 8):
+        taken += given.get(site, space, f"p{number}")
+        assert taken == list(order[: number + 1])
+    # Who comes first fills a NUMA node before the next one, and an aligned pair before the next one.
+    assert len(machine.numa_nodes(order[:4])) == len(machine.numa_nodes(order[4:])) == 1
+    given.ask(space, "waiting")
+    space.pending("waiting", saying=NO_ROOM)
+    space.delete("Pod", "p5")
+    assert given.devices(site, space, "waiting") == (order[5],)
+    for pod in ("p6", "p2"):
+        space.delete("Pod", pod)
+    assert [given.get(site, space, "q"), given.get(site, space, "r")] == [(order[2],), (order[6],)]
+
+
+def test_singles_leave_quads_and_pairs_whole(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    """First fit is best fit as long as nobody leaves: the order is the only preference that a driver can express."""
+    singles = [device for name in ("a", "b", "c") for device in given.get(site, space, name)]
+    quad = given.get(site, space, "quad", make.request(count=4), constraints=[make.match("alignedQuad")])
+    assert len(machine.numa_nodes(singles)) == 1
+    assert machine.numa_nodes(quad).isdisjoint(machine.numa_nodes(singles))
+    given.ask(space, "pair", make.request(count=2), constraints=[make.match("alignedPair")])
+    space.pending("pair", saying=NO_ROOM)  # the last one of its quad is left
+    last = given.get(site, space, "d")
+    assert machine.numa_nodes(last) == machine.numa_nodes(singles)
+    for name in ("a", "b"):
+        space.delete("Pod", name)
+    assert set(given.devices(site, space, "pair")) == set(singles[:2])
+
+
+def test_pairs_and_singles_fill_one_quad_before_the_next(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    pair = [make.match("alignedPair")]
+    first = given.get(site, space, "single")
+    two = given.get(site, space, "two", make.request(count=2), constraints=pair)
+    second = given.get(site, space, "fill")
+    assert len(machine.numa_nodes((*first, *two, *second))) == 1
+    quad = given.get(site, space, "quad", make.request(count=4), constraints=[make.match("alignedQuad")])
+    assert len({*first, *two, *second, *quad}) == 8

@@ -32,7 +32,9 @@ def require(site: Site, space: Space, pod: str, given: Sequence[str], container:
 
 def ask(space: Space, pod: str, *requests: Json, constraints: Sequence[Json] = ()) -> None:
     """Make a pod with a claim of its own for these requests."""
-    space.create(make.template(pod, *requests, constraints=constraints), make.pod(pod, claims={"gpu": f"template:{pod}"}))
+    space.create(
+        make.template(pod, *requests, constraints=constraints), make.pod(pod, claims={"gpu": f"template:{pod}"})
+    )
 
 
 def get(site: Site, space: Space, pod: str, *requests: Json, constraints: Sequence[Json] = ()) -> tuple[str, ...]:
