@@ -81,6 +81,8 @@ def install() -> None:
     """Installs the packages that are missing. Raises ClusterError where that cannot be done."""
     with locks.held(layout.ROOT / ".install.lock"):
         missing = sorted({package for file, package in PACKAGES.items() if not Path(file).exists()})
+        if STATIC.exists() and not is_static(STATIC):
+            missing.append(PACKAGES[str(STATIC)])  # takes the place of package busybox
         if missing:
             _apt_get(missing)
     if not is_static(STATIC):
