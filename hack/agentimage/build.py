@@ -27,9 +27,10 @@ def archive(*, tag: str = TAG, engine: str | None = None, base: str | None = Non
         inputs = context.copy(ROOT, scratch / "context")
         decisive = (inputs, tag, engine, base or (debian.base_key() if engine == "buildah" else None))
         path = kept / f"agent-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}.tar"
-        with workspace.locked(kept / "agent.lock"):  # whoever wants the same at the same time finds it then
-            if path.exists() and not again:
-                path.touch()
+        if not again and _is_kept(path):
+            return path
+        with workspace.locked(kept / "agent.lock"):
+            if not again and _is_kept(path):  # by now: somebody else wanted the same
                 return path
             made = scratch / "image.tar"
             engines.ENGINES[engine](
@@ -48,6 +49,15 @@ def archive(*, tag: str = TAG, engine: str | None = None, base: str | None = Non
             made.replace(path)
         workspace.keep_newest(kept, "agent-*.tar", KEPT_ARCHIVES)
     return path
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether it is there; it then counts as used now."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def copy(source: Path, target: Path) -> None:
