@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check e2e bench genproto clean
+.PHONY: help demo test check e2e bench bench-real genproto clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
@@ -33,6 +33,9 @@ e2e: $(VENV)/.dev  ## Real pods on a real Kubernetes node, made here for the pur
 
 bench: $(VENV)/.dev  ## Measure; see docs/performance.md
 	$(BIN)/python -m hack.bench
+
+bench-real: $(VENV)/.dev  ## Measure on a real node of its own; needs root and Go
+	$(BIN)/python -m hack.bench --real
 
 genproto: $(VENV)/.dev  ## Regenerate proto/ from the .proto files
 	hack/genproto

@@ -70,6 +70,9 @@ QUICK = Options(
     rest_s=20.0,
 )
 
+REAL = Options(rounds=150, levels=(0, 1, 100, 1000), bursts=30, starts=8)
+"""The defaults on a real node: a run of 25 minutes, ten of them rest."""
+
 WARM_UP = 5
 """Turns before the first that counts."""
 
