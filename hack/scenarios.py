@@ -89,10 +89,12 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _build_image() -> Path:
-    done = subprocess.run([ROOT / "hack/image"], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"hack/image ended with status {done.returncode}")
-    return Path(done.stdout.strip().splitlines()[-1])
+    process = subprocess.Popen([ROOT / "hack/image"], stdout=subprocess.PIPE, start_new_session=True)
+    with _forwarded(process):
+        told, _ = process.communicate()
+    if process.returncode != 0:
+        raise ClusterError(f"hack/image ended with status {process.returncode}")
+    return Path(told.decode().strip().splitlines()[-1])
 
 
 def _pytest(command: Sequence[str], environment: dict[str, str]) -> int:

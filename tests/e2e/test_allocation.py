@@ -3,14 +3,14 @@
 
 - one, two and all GPUs: the container has those that were allocated and no others; kubelet says the same
 - a ninth pod waits with the scheduler's reason, and runs when another one ends
-- two pods never have the same GPU
+- a pod that has ended holds no GPU, though it is still there to be read
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.e2e.kit import make
+from tests.e2e.kit import inside, make
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
@@ -61,3 +61,16 @@ def test_a_ninth_pod_waits_until_a_gpu_is_free(site: Site, space: Space) -> None
     (gpu,) = (site.disk.gpu(device) for device in freed)
     assert space.look("ninth").gpu_nodes == (gpu.node,)
     assert site.kubelet.calls("NodePrepareResources", code="OK") >= GPUS + 1
+
+
+def test_a_pod_that_has_ended_holds_nothing(site: Site, space: Space) -> None:
+    space.create(make.template("all", make.request(count=GPUS)))
+    space.create(make.pod("first", claims={"gpu": "template:all"}, script=inside.SCRIPT))
+    space.succeeded("first")
+    assert len(space.looked("first").gpu_nodes) == GPUS
+
+    space.create(make.pod("second", claims={"gpu": "template:all"}))
+    space.running("second")
+    assert len(space.look("second").gpu_nodes) == GPUS
+    assert space.get("Pod", "first")["status"]["phase"] == "Succeeded"
+    assert [entry.claim.name for entry in site.disk.record()] == [space.claim_of("second", "gpu")["metadata"]["name"]]

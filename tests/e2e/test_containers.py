@@ -2,7 +2,7 @@
 """What a container has of its pod's claims: device nodes, environment and mounts of the allocated GPUs, and of no others.
 
 - a container without a claim has nothing; one that names a request has that request; one that names none has all
-- init containers and sidecars
+- init containers and sidecars; a container that is started again
 - two claims in a pod; a claim of two pods; a claim of two containers
 - admin access, in a namespace that is labelled for it, beside a running user
 - the libraries of a driver root are found by dlopen in a glibc container
@@ -15,7 +15,7 @@ import re
 import pytest
 
 from tests.e2e.kit import inside, make
-from tests.e2e.kit.api import ApiError
+from tests.e2e.kit.api import ApiError, Json
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
@@ -109,6 +109,19 @@ def test_init_containers_and_sidecars_have_what_they_ask_for(site: Site, space: 
     assert space.look("p").gpu_nodes == nodes_of(site, *of_a, *of_b)
 
 
+def test_a_container_that_is_started_again_has_the_same_gpu(site: Site, space: Space) -> None:
+    """A crash of the user's program: kubelet starts the container anew, and asks the driver for nothing."""
+    space.create(make.template("one"), make.pod("p", claims={"gpu": "template:one"}, restart="Always"))
+    space.running("p")
+    first, calls = space.look("p"), site.kubelet.calls("NodePrepareResources")
+    space.exec("p", "sh", "-c", "(sleep 1; kill -TERM 1) > /dev/null 2>&1 &")
+    space.api.wait("Pod", "p", space.name, until=_started_again, what="started again")
+    again = space.look("p")
+    assert again.gpu_nodes == first.gpu_nodes == nodes_of(site, *space.devices("p"))
+    assert again.gpu_uuids == first.gpu_uuids
+    assert site.kubelet.calls("NodePrepareResources") == calls
+
+
 def test_a_pod_with_two_claims_has_both(site: Site, space: Space) -> None:
     space.create(
         make.template("one"),
@@ -180,3 +193,9 @@ def test_admin_access_sees_all_gpus_beside_their_users(site: Site, space: Space)
     space.create(make.template("seven", make.request(count=7)), make.pod("rest", claims={"gpu": "template:seven"}))
     space.running("rest")
     assert {*space.devices("rest"), *space.devices("user")} == set(every)
+
+
+def _started_again(pod: Json) -> bool:
+    return any(
+        status["restartCount"] > 0 and "running" in status["state"] for status in pod["status"]["containerStatuses"]
+    )
