@@ -23,7 +23,6 @@ from hack.realnode import cluster, layout, needs
 from hack.realnode.errors import ClusterError
 
 ROOT = Path(__file__).parent.parent
-NAME_MAX = 6
 SCENARIO_S = 300
 """pytest's limit for one scenario, clusters included."""
 
@@ -47,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", default="e2e", metavar="NAME", help="name of the cluster (default: e2e)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running for the next run")
     parser.add_argument(
+        "--clusters",
+        type=int,
+        metavar="N",
+        help="share the files among N clusters NAMEa, NAMEb... side by side (default: 2; with --keep the one that is named)",
+    )
+    parser.add_argument(
         "--image", type=Path, metavar="ARCHIVE", help="the agent's image (default: hack/image makes it)"
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where logs of failures go (default: a new folder)")
@@ -59,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
-    layout.Layout(given.cluster)  # says what is wrong with the name
+    clusters = given.clusters or (1 if given.keep else 2)
+    # A letter for the worker and a digit for clusters of another kind are added to the name.
+    layout.Layout(given.cluster + "a0"[: 1 if clusters == 1 else 2])  # says what is wrong with the name
     needs.require_root()
     image = given.image or _build_image()
     out = given.out or Path(tempfile.mkdtemp(prefix="nearfield-e2e-"))
@@ -74,6 +81,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     chosen = [argument for argument in rest if argument.startswith("tests/")]
     command = [
         *(sys.executable, "-m", "pytest", "-p", "no:randomly", "--timeout", str(SCENARIO_S), "--durations", "10"),
+        *(("-n", str(clusters), "--dist", "loadfile", "--no-loadscope-reorder") if clusters > 1 else ()),
         *(() if chosen else ("tests/e2e",)),
         *rest,
     ]
@@ -122,10 +130,10 @@ def _forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _take_down(name: str, *, keep: bool) -> None:
-    """What pytest left. Clusters of another kind have the name with a number at the end."""
-    others = re.compile(re.escape(name[: NAME_MAX - 1]) + "[0-9]+")
+    """What pytest left: clusters of the name, with a worker's letter, with the number of another kind."""
+    ours = re.compile(re.escape(name) + "[a-z]?[0-9]?")
     for found in cluster.names():
-        if others.fullmatch(found) or (found == name and not keep):
+        if ours.fullmatch(found) and not (keep and found == name):
             cluster.down(found)
 
 

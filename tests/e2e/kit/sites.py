@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,6 @@ from tests.e2e.kit.agent import MACHINE, Agent
 from tests.e2e.kit.api import Api
 from tests.e2e.kit.kubelet import Kubelet
 from tests.e2e.kit.node import Disk
-
-NAME_MAX = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +51,11 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """As `hack/e2e` sets it."""
+        """As `hack/e2e` sets it. Each of several pytest processes has a cluster of its own, told apart by a letter."""
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+        letter = string.ascii_lowercase[int(worker.removeprefix("gw"))] if worker else ""
         return cls(
-            name=os.environ["NEARFIELD_E2E_CLUSTER"],
+            name=os.environ["NEARFIELD_E2E_CLUSTER"] + letter,
             keep=os.environ.get("NEARFIELD_E2E_KEEP") == "1",
             image=Path(os.environ["NEARFIELD_E2E_IMAGE"]),
             out=Path(os.environ["NEARFIELD_E2E_OUT"]),
@@ -66,7 +67,7 @@ class Sites:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._numbers = itertools.count(2)
+        self._numbers = itertools.count()
 
     @contextlib.contextmanager
     def default(self) -> Iterator[Site]:
@@ -88,7 +89,7 @@ class Sites:
     ) -> Iterator[Site]:
         """A cluster of another kind, for the block. The default one goes on running if it runs."""
         options = clusters.Options(
-            name=f"{self.settings.name[: NAME_MAX - 1]}{next(self._numbers)}",
+            name=f"{self.settings.name}{next(self._numbers) % 10}",
             emulate=emulate,
             gates=gates or {},
             runtime_config=runtime_config or {},
