@@ -16,6 +16,7 @@ from discovery import errors, findings, model, nvml, sysfs, system
 from discovery.address import PciAddress
 
 NVIDIA_DRIVER = "nvidia"
+_LOST_HINT = "; see the kernel log for its Xid, and reset it (nvidia-smi --gpu-reset) or reboot the node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def judge(driver: str | None, identify: Callable[[], nvml.Identity]) -> Verdict:
     try:
         identity = identify()
     except errors.SourceError as err:
-        return Verdict(state=_state(err), reason=str(err))
+        return _unusable(err)
     missing = [
         name
         for name, value in (("UUID", identity.uuid), ("product", identity.product), ("memory", identity.memory_bytes))
@@ -151,7 +152,7 @@ class GpuReader:
                 facts = self._session.facts(where, self._found)
             except errors.SourceError as err:
                 self._seen.add(err.kind)
-                verdict = Verdict(state=_state(err), reason=str(err), identity=verdict.identity)
+                verdict = _unusable(err, verdict.identity)
         if verdict.state is not model.GpuState.READY:
             self._found.warning("gpu-not-ready", where, f"{verdict.state}: {verdict.reason}")
         self._compare(pci, verdict.identity, facts, told)
@@ -227,5 +228,11 @@ def with_far_ends(gpus: Iterable[model.Gpu], nvswitches: AbstractSet[PciAddress]
     return tuple(replace(gpu, nvlinks=tuple(map(told, gpu.nvlinks))) for gpu in gpus)
 
 
-def _state(err: errors.SourceError) -> model.GpuState:
-    return model.GpuState.LOST if err.kind in nvml.LOST else model.GpuState.UNREADABLE
+def _unusable(err: errors.SourceError, identity: nvml.Identity | None = None) -> Verdict:
+    """The verdict on a GPU that gives an error for an answer."""
+    lost = err.kind in nvml.LOST
+    return Verdict(
+        state=model.GpuState.LOST if lost else model.GpuState.UNREADABLE,
+        reason=f"{err}{_LOST_HINT}" if lost else str(err),
+        identity=identity if identity is not None else nvml.Identity(),
+    )

@@ -164,6 +164,8 @@ def test_a_sick_gpu_hides_no_other(tree: pcitree.Tree, function: str, status: in
     others = [fake(index, links=(FakeLink(),)) for index in (1, 2, 3)]
     snapshot = look(tree, sick, *others)
     assert [gpu.state for gpu in snapshot.gpus] == [state, *[model.GpuState.READY] * 3]
+    # What helps a lost GPU is said; why another is unreadable is not known here.
+    assert ("reboot the node" in str(snapshot.gpus[0].state_reason)) is (state is model.GpuState.LOST)
     healthy = look(tree, fake(0, links=(FakeLink(),)), *others)
     assert [gpu.groups for gpu in snapshot.gpus[1:]] == [gpu.groups for gpu in healthy.gpus[1:]]
     assert notes(snapshot, "nvlink-inferred") == [("gpu-not-ready", str(ADDRESSES[0]))]
