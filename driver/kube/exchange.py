@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import ssl
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -59,7 +60,10 @@ def ask(
     """
     sent = encode(method, target, headers=headers, body=body)
     sock.settimeout(left(ends))
-    sock.sendall(sent)
+    try:
+        sock.sendall(sent)
+    except ssl.SSLEOFError as error:  # under TLS no ConnectionError, though it is one
+        raise ConnectionResetError("the server has closed the connection") from error
     return _Reader(sock, ends).answer(max_bytes)
 
 

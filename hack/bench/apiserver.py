@@ -23,7 +23,9 @@ from hack.bench.errors import BenchError
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 NODES = "/api/v1/nodes"
-REQUEST_TIMEOUT_S = 20.0
+REQUEST_TIMEOUT_S = 60.0
+STALE = (ConnectionError, ssl.SSLEOFError)
+"""What a request meets on a connection that the server has closed; http.client.RemoteDisconnected is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class ApiServer:
         headers = {**self._headers, "Content-Type": kind}
         try:
             status, content = self._exchange(method, path, sent, headers)
-        except ConnectionError:
+        except STALE:
             # A server ends a connection that is idle for long; the next request opens another.
             self._http.close()
             status, content = self._exchange(method, path, sent, headers)

@@ -118,7 +118,7 @@ class Floor:
         try:
             self._http.request("GET", path, headers=self._headers)
             response = self._http.getresponse()
-        except ConnectionError:
+        except apiserver.STALE:
             # A server ends a connection that nobody used while claims were prepared; that turn is one of the warm-up.
             self._http.close()
             self._http.request("GET", path, headers=self._headers)

@@ -5,15 +5,19 @@
 - answers by length, in chunks, until the end, without a body; whatever the pieces in which they come
 - the connection takes another request only where the answer has ended as it said, and nothing came behind it
 - answers that break the rules, end early, are too long or too late are errors
+- a connection that the server has reset is a ConnectionError under TLS too: who asks may ask again
 """
 
 from __future__ import annotations
 
 import http.client
 import socket
+import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +25,7 @@ from hypothesis import strategies as st
 
 from driver.kube import exchange
 
+TLS = Path(__file__).parents[3] / "fakes" / "tls"
 MAX = 1000
 T = 10.0
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -147,3 +152,23 @@ def test_an_answer_that_breaks_the_rules(answer: bytes, error: type[Exception]) 
 def test_an_answer_that_does_not_end_is_late() -> None:
     with pytest.raises(TimeoutError):
         _ask(HEAD + b"Content-Length: 2\r\n\r\n{", ends_connection=False, timeout_s=0.05)
+
+
+def test_a_tls_connection_that_was_reset_is_a_connection_error() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def reset() -> None:
+        accepted, _ = listener.accept()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(TLS / "server.pem", TLS / "server.key")
+        with context.wrap_socket(accepted, server_side=True) as theirs:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    server = threading.Thread(target=reset)
+    server.start()
+    context = ssl.create_default_context(cafile=TLS / "ca.pem")
+    context.check_hostname = False
+    with listener, socket.create_connection(listener.getsockname()) as plain, context.wrap_socket(plain) as ours:
+        server.join()
+        with pytest.raises(ConnectionError):
+            exchange.ask(ours, "GET", "/", headers={}, body=None, max_bytes=MAX, ends=time.monotonic() + T)
