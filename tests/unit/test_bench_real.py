@@ -5,18 +5,21 @@
 - samples are summed by their labels, whatever others they have; 0 where there is none
 - pods: with a claim from a template, without, and one that no scheduler places
 - a class and a template for each driver; the service account may do what drivers do, and no more
+- the time of pods is that of the last; one that the API server held up is tried again, and its time is not counted
 - without a real node, its parts are refused
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import urllib.parse
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from hack.bench import __main__ as command
-from hack.bench import audit, claims, drivers, exposition, realnode, workloads
+from hack.bench import apiserver, audit, claims, drivers, exposition, realnode, workloads
 
 METRICS = """\
 # HELP apiserver_request_total requests
@@ -108,3 +111,67 @@ def test_parts_of_a_real_node_need_one(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         command.main(["--only", "pods"])
     assert "pods, rest need --real" in capsys.readouterr().err
+
+
+class _Watch:
+    """Plays events; None stands for a time in which none comes."""
+
+    def __init__(self, *played: apiserver.Event | None) -> None:
+        self._played = list(played)
+
+    def wait(self, wanted: Callable[[apiserver.Event], bool], *, timeout_s: float) -> apiserver.Event | None:
+        """Until one is wanted, or the silence."""
+        assert timeout_s > 0
+        while (event := self._played.pop(0)) is not None:
+            if wanted(event):
+                return event
+        return None
+
+
+class _Bench:
+    """A server whose pods have these messages in their events."""
+
+    def __init__(self, messages: dict[str, str]) -> None:
+        self.server = self
+        self.changed: list[str] = []
+        self._messages = messages
+
+    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """The events of a pod, or its change."""
+        if method == "PATCH":
+            assert body
+            self.changed.append(path.rpartition("/")[2])
+            return {}
+        name = urllib.parse.parse_qs(path.partition("?")[2])["fieldSelector"][0].partition("=")[2]
+        return {"items": [{"message": self._messages[name]}] if name in self._messages else []}
+
+
+def _pod_event(name: str, at: float, phase: str = "Running", kind: str = "MODIFIED") -> apiserver.Event:
+    return apiserver.Event(at=at, kind=kind, object={"metadata": {"name": name}, "status": {"phase": phase}})
+
+
+def _await(bench: _Bench, watch: _Watch) -> float | None:
+    return workloads.await_running(cast("Any", bench), cast("Any", watch), ["a", "b"])
+
+
+def test_the_last_pod_counts() -> None:
+    watch = _Watch(
+        _pod_event("b", 1.0),
+        _pod_event("a", 2.0, "Pending"),
+        _pod_event("other", 3.0),
+        _pod_event("b", 4.0),
+        _pod_event("a", 5.0),
+    )
+    assert _await(_Bench({}), watch) == 5.0
+
+
+def test_a_slow_pod_counts() -> None:
+    bench = _Bench({"a": "Back-off pulling image"})
+    assert _await(bench, _Watch(_pod_event("b", 1.0), None, _pod_event("a", 9.0))) == 9.0
+    assert bench.changed == []
+
+
+def test_a_pod_that_was_refused_its_claim_does_not_count_and_is_tried_again() -> None:
+    bench = _Bench({"a": 'cannot get resource "resourceclaims": node: no relationship found between node x and this'})
+    assert _await(bench, _Watch(_pod_event("b", 1.0), None, _pod_event("a", 9.0))) is None
+    assert bench.changed == ["a"]
