@@ -20,8 +20,9 @@ PATIENCE_S = 45.0
 """How long a Prepare that waits may go on after SIGTERM: kubelet waits no longer for its answer."""
 
 STOP_S = 1.8
-"""From the signal, or from the answer to the last Prepare that waited, to the end, whatever hangs in it: a disk, a mount, a server that takes requests and never answers. Nothing
-is lost by an end without ceremony, as it could come at any moment; only sockets may stay, for the next start to remove.
+"""From the signal, or from the answer to the last Prepare that waited, to the end, whatever hangs in it: a disk, a mount, a
+server that takes requests and never answers. Nothing is lost by an end without ceremony, as it could come at any moment; only
+sockets may stay, for the next start to remove.
 """
 
 EXIT_S = 0.5
@@ -33,8 +34,8 @@ EXIT_S = 0.5
     help="""Run the agent of this node.
 
     Serves kubelet on its plugin sockets, publishes ResourceSlices, and stays until SIGTERM or SIGINT, which end it within
-    two seconds. SIGTERM lets a Prepare finish that waits, for 45 s at most; a second signal does not. What it cannot do now (an API server that is away, a GPU that does not answer) it waits for and says on
-    /readyz.""",
+    two seconds. SIGTERM lets a Prepare finish that waits, for 45 s at most; a second signal does not. What it cannot do
+    now (an API server that is away, a GPU that does not answer) it waits for and says on /readyz.""",
     epilog="""\b
     Examples:
       nearfield run --node-name "$NODE_NAME"

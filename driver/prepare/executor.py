@@ -347,11 +347,15 @@ class Executor:
         except ApiError as error:
             if error.reason is ApiReason.NOT_FOUND:
                 raise ClaimError(f"{ref} does not exist (any more): the pod has to be deleted") from error
-            if error.reason is ApiReason.FORBIDDEN and error.status != http.HTTPStatus.UNAUTHORIZED:
-                raise ClaimError(
-                    f"{ref} may not be read ({error}): the agent's ServiceAccount needs `get` on resourceclaims"
-                ) from error
-            raise ClaimError(f"{ref} cannot be read: {error}", retryable=error.retryable) from error
+            if error.reason is not ApiReason.FORBIDDEN:
+                raise ClaimError(f"{ref} cannot be read: {error}", retryable=error.retryable) from error
+            # An API server that has just started answers before it knows who may do what, and refuses everybody.
+            if error.status == http.HTTPStatus.UNAUTHORIZED:
+                raise ClaimError(f"{ref} cannot be read: {error}", retryable=True) from error
+            raise ClaimError(
+                f"{ref} may not be read ({error}): the agent's ServiceAccount needs `get` on resourceclaims",
+                retryable=True,
+            ) from error
 
     def _require_node(self, ref: values.ClaimRef, entry: ledger.Entry) -> None:
         """See that what the CDI files name is there."""

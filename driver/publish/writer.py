@@ -118,8 +118,9 @@ class Writer:
     def run(self, plan: slices.Plan) -> None:
         """Do all writes of a plan in order, after `rehearse`.
 
-        Raises ApiError as soon as one fails (a slice of another pool that may not be deleted is `left`), LostLeadershipError before a write that is not ours to make any more,
-        FieldsLostError when the server turns out to keep no taints. What was done stands in the mirror.
+        Raises ApiError as soon as one fails (a slice of another pool that may not be deleted is `left`), LostLeadershipError
+        before a write that is not ours to make any more, FieldsLostError when the server turns out to keep no taints. What was
+        done stands in the mirror.
         """
         for action in plan.actions:
             if not self._may_write():

@@ -43,6 +43,8 @@ from driver.standin import apiserver_watch as watch
 Body = resources.Body
 
 BOOKMARK_INTERVAL_S = 60.0
+REFUSALS = 3
+"""How many calls a server that was started again refuses."""
 """The real server's."""
 
 _CALLS_KEPT = 100_000
@@ -72,7 +74,10 @@ class Tls:
 
 
 class ApiServer:
-    """One server with its own store. After `stop`, `start` serves the same objects on the same port again."""
+    """One server with its own store. After `stop`, `start` serves the same objects on the same port again.
+
+    Then it refuses the first calls as forbidden, whoever makes them: a real one serves before it has read what RBAC allows.
+    """
 
     def __init__(
         self,
@@ -100,6 +105,7 @@ class ApiServer:
         self._counts: Counter[tuple[str, str, bool]] = Counter()
         self._lock = threading.Lock()
         self._running = False
+        self._refusals = 0
         self._tls = tls
         self._http = http.HttpServer(self._answer, host=host, port=port, tls=tls.context() if tls is not None else None)
         self._host = host
@@ -122,9 +128,14 @@ class ApiServer:
     def stop(self) -> None:
         """Break every connection and stop listening, as a crash would. The objects stay."""
         self._running = False
+        self._refusals = REFUSALS
         self.faults.hold(open_again=False)
         self._store.wake()
         self._http.stop()
+
+    def learn_rights(self) -> None:
+        """Know who may do what from now on."""
+        self._refusals = 0
 
     def turn(self, gate: str, *, on: bool) -> None:
         """Turn a feature gate on or off, as a restart of the server with another configuration would."""
@@ -240,6 +251,9 @@ class ApiServer:
                 raise status.no_such_path()
             return _json(document)
         call = self._understand(request, where)
+        if self._refusals > 0:
+            self._refusals -= 1
+            raise status.forbidden(call.verb, where.resource.group_resource, where.name)
         effects = self.faults.strike(call)
         answer = self._do(call, where, request, channel, effects)
         self.faults.finish(effects)

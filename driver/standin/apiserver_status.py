@@ -52,6 +52,12 @@ def unauthorized() -> StatusError:
     return StatusError(401, "Unauthorized", "Unauthorized")
 
 
+def forbidden(verb: str, group_resource: str, name: str) -> StatusError:
+    """The authorizer found no rule that allows it."""
+    subject = f'{group_resource} "{name}"' if name else group_resource
+    return StatusError(403, "Forbidden", f"{subject} is forbidden: User cannot {verb} resource {group_resource}")
+
+
 def not_found(group_resource: str, name: str) -> StatusError:
     """404 of an object."""
     return StatusError(

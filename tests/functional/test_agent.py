@@ -13,6 +13,7 @@ import re
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,19 @@ def test_prepare_waits_for_an_api_server_that_is_away(node: agents.Node) -> None
         apiserver_faults.Refuse(503, "ServiceUnavailable"), verb="get", resource="resourceclaims", times=3
     )
     assert isinstance(kubelet.prepare(DRIVER, [claim])[claim.uid], values.Prepared)
+
+
+def test_prepare_outlasts_a_restart_of_the_api_server(node: agents.Node) -> None:
+    agent = node.start()
+    kubelet = node.kubelet()
+    kubelet.wait_registered(DRIVER)
+    claim = node.claim("c1", node.wait_for_devices(8)[0]["name"])
+    node.api.stop()
+    with futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: kubelet.prepare(DRIVER, [claim])[claim.uid])
+        agents.until(lambda: "Waiting: " in agent.said(), "the Prepare waits")
+        node.api.start()  # which refuses everything at first, as it knows no rights yet
+        assert isinstance(answer.result(20), values.Prepared)
 
 
 def test_sockets_serve_before_there_is_an_api_server(node: agents.Node) -> None:

@@ -282,6 +282,7 @@ def test_calls_go_on_after_a_restart_of_the_server(server: apiserver.ApiServer, 
     kube.get_claim("ml", "c", timeout_s=T)
     server.stop()
     server.start()
+    server.learn_rights()
     kube.get_claim("ml", "c", timeout_s=T)
     kube.create_slice(a_slice(), timeout_s=T)
 

@@ -512,6 +512,10 @@ def test_a_restarted_server_has_its_port_and_its_objects(api: tuple[apiserver.Ap
     raw.close()
     server.start()
     assert server.url == url
+    # As a real one: it serves before it knows who may do what.
+    status, refusal = raw("GET", f"{SLICES}/s0")
+    assert (status, refusal["reason"]) == (403, "Forbidden")
+    server.learn_rights()
     assert raw.ok("GET", f"{SLICES}/s0") == created
 
 
