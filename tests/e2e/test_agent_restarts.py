@@ -3,6 +3,7 @@
 
 - it is killed
 - a rolling update of the DaemonSet: no pod fails, no Prepare fails; the gap in serving is measured and printed
+- a rolling update while a Prepare waits for a GPU that is still being released
 - it is gone for longer than kubelet waits before it wipes the slices (30 s), and back
 """
 
@@ -17,7 +18,8 @@ from pathlib import Path
 import grpc
 
 from proto.dra.v1 import api_pb2, api_pb2_grpc
-from tests.e2e.kit import load, make, waiting
+from tests.e2e.kit import agent as agents
+from tests.e2e.kit import load, make, signs, waiting
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
@@ -121,6 +123,35 @@ def test_rolling_update_under_load(site: Site, space: Space) -> None:
     )
     # Every claim was prepared once and unprepared once.
     assert seen == {"NodePrepareResources OK": told.pods, "NodeUnprepareResources OK": told.pods}
+
+
+def test_rolling_update_while_a_prepare_waits(site: Site, space: Space) -> None:
+    layout = site.cluster.layout
+    signs.take_back(layout, "old")
+    uuid = site.disk.gpu(site.agent.devices()[0]["name"]).uuid
+    that = make.request(where=f'device.attributes["{make.CLASS}"].uuid == "{uuid}"')
+    space.create(
+        make.template("that", that),
+        signs.pod("old", claims={"gpu": "template:that"}, ignores_term=True, grace_s=120),
+    )
+    space.running("old")
+    first = site.agent.pod()
+    space.delete("Pod", "old", force=True)
+    space.create(make.pod("new", claims={"gpu": "template:that"}))
+    waiting.until(lambda: "Waiting: " in site.agent.logs(), "the Prepare waits")
+
+    site.agent.roll()
+    site.api.wait(
+        *("Pod", first["metadata"]["name"], agents.NAMESPACE),
+        until=lambda pod: "deletionTimestamp" in pod["metadata"],
+        what="being deleted, as the next one is ready",
+    )
+    signs.give(layout, "old")
+
+    space.running("new")
+    assert load.failures(space, "new") == []
+    assert space.look("new").gpu_uuids == (uuid,)
+    site.agent.wait_ready()
 
 
 def test_gone_and_back(site: Site, space: Space) -> None:

@@ -24,16 +24,13 @@ import pytest
 
 from hack.realnode import cgroups, processes
 from tests.e2e.kit import agent as agents
-from tests.e2e.kit import load, make, waiting
+from tests.e2e.kit import load, machines, make, signs, waiting
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
 AWAY_S = 60.0
 STATE = "/var/lib/kubelet/dra_manager_state"
-SIGNS = "/run/nearfield-e2e-signs"
-"""A folder of the node in which containers look for what they should do while the API server is away."""
-
 BOOT_ID = "/var/lib/nearfield-e2e/boot_id"
 """On the node: a file that the agent's container has in the place of the kernel's boot id."""
 
@@ -51,7 +48,7 @@ os.execvp("nearfield", ["nearfield", "run"])
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _prepared_agent(site: Site) -> Iterator[None]:
+def _prepared_agent(site: Site, changed_machines: dict[str, str]) -> Iterator[None]:
     """The agent, with a boot id that can be changed, and looking for forgotten claims all the time."""
 
     def edit(template: Json) -> None:
@@ -65,6 +62,7 @@ def _prepared_agent(site: Site) -> Iterator[None]:
         container["volumeMounts"].append({"name": "boot", "mountPath": "/boot"})
         spec["volumes"].append({"name": "boot", "hostPath": {"path": str(Path(BOOT_ID).parent)}})
 
+    machines.bring(site, None, changed=changed_machines)
     path = site.cluster.layout.host_path(BOOT_ID)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(FIRST + "\n")
@@ -96,8 +94,9 @@ def test_away_for_a_moment(site: Site, space: Space) -> None:
 
 
 def test_away_for_a_minute(site: Site, space: Space) -> None:
-    sign = site.cluster.layout.host_path(SIGNS) / "ends"
-    sign.unlink(missing_ok=True)
+    layout = site.cluster.layout
+    for name in ("stays", "ends"):
+        signs.take_back(layout, name)
     space.create(
         make.template("one"),
         make.pod("forgotten", claims={"gpu": "template:one"}),
@@ -107,10 +106,10 @@ def test_away_for_a_minute(site: Site, space: Space) -> None:
     space.running("forgotten")
     forgotten = _claim(space, "forgotten")
     site.cluster.stop("kubelet")
-    site.cluster.layout.host_path(STATE).unlink()
+    layout.host_path(STATE).unlink()
     site.cluster.start("kubelet")
     site.cluster.wait_node()
-    space.create(_told_pod("stays", claim="kept"), _told_pod("ends", claim="let-go"))
+    space.create(signs.pod("stays", claims={"gpu": "kept"}), signs.pod("ends", claims={"gpu": "let-go"}))
     before = space.running("stays")
     space.running("ends")
     space.delete("Pod", "forgotten")
@@ -127,7 +126,7 @@ def test_away_for_a_minute(site: Site, space: Space) -> None:
     site.cluster.kill("kube-apiserver")
     began = time.monotonic()
     assert site.agent.get("/healthz", agent)[0] == 200
-    sign.touch()
+    signs.give(layout, "ends")
     waiting.until(lambda: "let-go" not in _names(site), "what ended is unprepared, without the API server")
     assert "kept" in _names(site)
     assert forgotten in _uids(site)
@@ -139,7 +138,7 @@ def test_away_for_a_minute(site: Site, space: Space) -> None:
         if load.failures(space, name):
             space.retry(name)  # kubelet would come back to it after more than a minute
         space.running(name)
-    waiting.until(lambda: forgotten not in _uids(site), "the forgotten claim is unprepared", timeout_s=30)
+    waiting.until(lambda: forgotten not in _uids(site), "the forgotten claim is unprepared", timeout_s=90)
     assert space.get("Pod", "stays")["status"]["containerStatuses"] == before["status"]["containerStatuses"]
     assert _versions(site) == versions  # the slices were not written again
     assert site.agent.restarts() == restarts
@@ -195,17 +194,6 @@ def test_reboot(site: Site, space: Space) -> None:
     assert site.kubelet.calls("NodePrepareResources", code="OK") == len(claims)
     assert site.kubelet.claims_in_use(make.CLASS) == len(claims)
     waiting.until(lambda: site.agent.devices() == devices, "the same devices are published")
-
-
-def _told_pod(name: str, *, claim: str) -> Json:
-    """A pod that ends when there is a file of its name in the folder of signs."""
-    container = make.container(
-        claims=("gpu",),
-        script=f"while [ ! -e /signs/{name} ]; do sleep 0.1; done",
-        volumeMounts=[{"name": "signs", "mountPath": "/signs"}],
-    )
-    volume = {"name": "signs", "hostPath": {"path": SIGNS, "type": "DirectoryOrCreate"}}
-    return make.pod(name, claims={"gpu": claim}, containers=[container], volumes=[volume])
 
 
 def _claim(space: Space, pod: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.e2e.kit import make
 from tests.e2e.kit.api import Json
-from tests.e2e.kit.space import Space
+from tests.e2e.kit.space import UNRELATED, Space
 
 HELD = "/run/nearfield-e2e"
 """A folder of the node in which containers lock the GPUs that they have: the kernel drops a lock when its holder is dead."""
@@ -38,9 +38,6 @@ time.sleep({seconds})
 
 _LOOK_S = 2.0
 
-NOT_OURS = "no relationship found between node"
-"""Of an Event of kubelet: the API server's authorizer had not yet heard of the binding when kubelet asked for the claim."""
-
 
 def exclusive_pod(
     name: str, *, claims: Mapping[str, str], seconds: float = 3600, ignores_term: bool = False, grace_s: int = 1
@@ -62,7 +59,7 @@ def failures(space: Space, pod: str) -> list[str]:
     return [
         event["message"]
         for event in space.api.events("Pod", pod, space.name)
-        if event["reason"] == "FailedPrepareDynamicResources" and NOT_OURS not in event["message"]
+        if event["reason"] == "FailedPrepareDynamicResources" and UNRELATED not in event["message"]
     ]
 
 
@@ -157,11 +154,9 @@ class Load:
             failed = self._failed(name)
             if len(failed) > known:
                 # Kubelet would come back to it after more than a minute; now it does at once.
-                self._space.api.patch(
-                    "Pod", name, {"metadata": {"annotations": {"e2e/retry": str(len(failed))}}}, self._space.name
-                )
+                self._space.retry(name)
                 with self._lock:
-                    self.told.retried += [text for text in failed[known:] if NOT_OURS not in text]
+                    self.told.retried += [text for text in failed[known:] if UNRELATED not in text]
                 known = len(failed)
         raise AssertionError(f"it did not end within {60 * _LOOK_S:g} s: {self._failed(name)}")
 
