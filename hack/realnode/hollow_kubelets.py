@@ -51,7 +51,7 @@ def main() -> None:
                     if name not in running or polls % LEASE_EVERY == 0:
                         _renew(layout, name)
                 _let_go(layout, set(names))
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:  # one that comes up answers in plain text
                 logger.info("The API server does not answer: %s", error)
             running |= names.keys()
             polls += 1

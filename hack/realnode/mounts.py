@@ -27,11 +27,11 @@ KERNEL_SETTINGS: Mapping[str, str] = {
 """What kubelet wants of the kernel (k8s.io/component-helpers/node/util/sysctl), and would set, for the whole machine and for good,
 where it finds something else."""
 
-# Mounts made inside stay inside (slave of the machine's), and reach the pods that ask for it (shared among themselves), as on a node
-# whose / is shared. The cluster's folder is bound into the folder that hides it, so that its paths are the same on both sides.
+# Mounts made inside stay inside (a slave of the machine), and reach the pods that ask for it (shared among themselves), as on a node
+# whose / is shared. What is unmounted outside goes inside too: else the network namespace of another cluster would live on in here.
+# The cluster's folder is bound into the folder that hides it, so that its paths are the same on both sides.
 SCRIPT = """
 set -eu
-mount --make-rslave /
 mount --make-rshared /
 root=$1; shift
 mkdir -p "$root/lib/${root#/var/lib/}"
@@ -63,7 +63,7 @@ def hold(layout: Layout) -> None:
     processes.start_holder(
         layout,
         HOLDER,
-        ["unshare", "--mount", "--", "sh", "-c", SCRIPT, "sh", str(layout.root), *pairs],
+        ["unshare", "--mount", "--propagation=slave", "--", "sh", "-c", SCRIPT, "sh", str(layout.root), *pairs],
         ready_s=READY_S,
     )
 

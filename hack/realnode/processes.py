@@ -90,6 +90,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """Starts a process that becomes the component once its number is on record; so none runs that nobody would find."""
     layout.pids.mkdir(parents=True, exist_ok=True)
+    wait_ended(layout, component)
     process = subprocess.Popen(
         ["sh", "-c", GATE, "sh", *arguments],
         stdin=subprocess.PIPE,
@@ -124,11 +125,32 @@ def recorded(layout: Layout) -> tuple[str, ...]:
 
 
 def end(layout: Layout, component: str, *, how: signal.Signals = signal.SIGTERM) -> None:
-    """Ends a component and waits until it is gone; one that does not run is fine."""
+    """Ends a component and waits until it is gone; one that does not run is fine. Who starts it meanwhile waits as well."""
     number = pid(layout, component)
+    ending = _ending(layout, component)
+    with contextlib.suppress(FileNotFoundError):
+        (layout.pids / component).replace(ending)
     if number is not None:
         _end([number], how=how)
-    (layout.pids / component).unlink(missing_ok=True)
+    ending.unlink(missing_ok=True)
+
+
+def _ending(layout: Layout, component: str) -> Path:
+    """The record of a component that was asked to end."""
+    return layout.pids / f".{component}.ending"
+
+
+def wait_ended(layout: Layout, component: str) -> None:
+    """Waits for one that still drains. Raises ClusterError where it does not end."""
+    number = pid(layout, _ending(layout, component).name)
+    if number is not None:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(number)
+            try:
+                if not _gone(handle, TERM_S + KILL_S):
+                    raise ClusterError(f"{component} (process {number}) does not end, so it cannot be started again.")
+            finally:
+                os.close(handle)
 
 
 def end_all(layout: Layout) -> None:

@@ -14,6 +14,7 @@ import random
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from hack.realnode import cluster as clusters
 from hack.realnode import components, images, mounts
 from hack.realnode.layout import Layout
 from tests.e2e.kit import make
-from tests.e2e.kit.sites import NAME_MAX, Settings
+from tests.e2e.kit.sites import Settings
 
 COMMAND = Path(__file__).parent.parent.parent / "hack/cluster"
 CGROUPS = Path("/sys/fs/cgroup")
@@ -76,21 +77,6 @@ def pair() -> Iterator[Pair]:
 def test_a_second_up_waits_for_the_first(pair: Pair) -> None:
     assert any("Waiting for another command" in said for said in pair.said)
     assert all(f"Node {pair.cluster.node_name} is Ready" in said for said in pair.said)
-
-
-def test_one_of_two_goes_down_and_the_other_does_not_notice(pair: Pair) -> None:
-    before = {component: pair.cluster.pid(component) for component in components.ORDER}
-    other = clusters.up(clusters.Options(name=named(9)))
-    other.kubectl("run", "second", *POD, "--command", "--", "sh", "-c", make.STUBBORN)
-    wait_running(other, "second")
-    for cluster, pod in ((pair.cluster, "first"), (other, "second")):
-        assert cluster.kubectl("get", "pods", "-o", "name").split() == [f"pod/{pod}"]
-    other.down()
-    require_nothing(other.name)
-    assert {component: pair.cluster.pid(component) for component in components.ORDER} == before
-    status = json.loads(pair.cluster.kubectl("get", "pod", "first", "-o", "json"))["status"]
-    assert (status["phase"], status["containerStatuses"][0]["restartCount"]) == ("Running", 0)
-    assert pair.cluster.kubectl("exec", "first", "--", "hostname") == "first\n"
 
 
 @pytest.mark.parametrize("component", components.ORDER)
@@ -174,6 +160,51 @@ def test_killed_while_coming_up_or_going_down_it_leaves_nothing_in_the_way() -> 
     assert (existing(OUTSIDE), network_links(), kernel_settings()) == (outside, links, kernel)
 
 
+def test_an_up_that_is_interrupted_takes_down_what_it_has_brought_up() -> None:
+    name = named(9)
+    layout = Layout(name)
+    with subprocess.Popen([COMMAND, "--name", name, "up"]) as command:
+        while command.poll() is None and not (layout.pids / "kube-apiserver").exists():
+            time.sleep(0.002)
+        command.send_signal(signal.SIGINT)
+    assert command.returncode == 130
+    run(name, "down")  # its logs stay until then, as after any failure
+    require_nothing(name)
+
+
+def test_a_component_is_started_while_the_old_one_drains(pair: Pair) -> None:
+    cluster = pair.cluster
+    old = cluster.pid("kube-apiserver")
+    stopping = threading.Thread(target=cluster.stop, args=("kube-apiserver",))
+    stopping.start()
+    while cluster.pid("kube-apiserver") is not None:
+        time.sleep(0.002)
+    cluster.start("kube-apiserver")
+    stopping.join()
+    cluster.wait_ready("kube-apiserver")
+    assert cluster.pid("kube-apiserver") not in {old, None}
+
+
+def test_the_older_of_two_goes_down_and_the_younger_does_not_notice(pair: Pair) -> None:
+    """The last test of its file: the others' cluster is the older one."""
+    older, younger = pair.cluster, clusters.up(clusters.Options(name=named(9)))
+    try:
+        before = {component: younger.pid(component) for component in components.ORDER}
+        younger.kubectl("run", "second", *POD, "--command", "--", "sh", "-c", make.STUBBORN)
+        wait_running(younger, "second")
+        assert "pod/first\n" in older.kubectl("get", "pods", "-o", "name")
+        assert younger.kubectl("get", "pods", "-o", "name") == "pod/second\n"
+        older.down()
+        require_nothing(older.name)
+        assert {component: younger.pid(component) for component in components.ORDER} == before
+        status = json.loads(younger.kubectl("get", "pod", "second", "-o", "json"))["status"]
+        assert (status["phase"], status["containerStatuses"][0]["restartCount"]) == ("Running", 0)
+        assert younger.kubectl("exec", "second", "--", "hostname") == "second\n"
+    finally:
+        younger.down()
+    require_nothing(younger.name)
+
+
 def freeze(layout: Layout) -> None:
     """Stops all containers, as runc does while it kills one. A kernel without a freezer has nothing to show here."""
     cgroup = layout.cgroup.lstrip("/")
@@ -185,7 +216,7 @@ def freeze(layout: Layout) -> None:
 
 def named(number: int) -> str:
     """A cluster of ours; its name tells hack/e2e to take it down should we not come to it."""
-    return f"{Settings.from_environment().name[: NAME_MAX - 1]}{number}"
+    return f"{Settings.from_environment().name}{number}"
 
 
 def wait_running(cluster: clusters.Cluster, pod: str) -> None:

@@ -58,6 +58,30 @@ def test_the_end_of_a_component_is_waited_for(place: Layout) -> None:
     processes.end(place, "etcd")  # again: nothing to do
 
 
+def test_who_drains_is_not_there_any_more_and_holds_up_its_successor(place: Layout) -> None:
+    slow = 'trap \'read -r go <"$0"; exit 0\' TERM; echo up >"$0"; while :; do sleep 0.01; done'
+    fifo = place.pids.parent / "fifo"
+    os.mkfifo(fifo)
+    with subprocess.Popen(["sh", "-c", slow, str(fifo)]) as old:
+        assert fifo.read_text() == "up\n"
+        started = Path(f"/proc/{old.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        (place.pids / "etcd").write_text(f"{old.pid} {started}")
+        stopping = threading.Thread(target=processes.end, args=(place, "etcd"))
+        stopping.start()
+        while processes.pid(place, "etcd") is not None:
+            stopping.join(0.01)
+        assert processes.recorded(place) == ()
+        successor = threading.Thread(target=processes.wait_ended, args=(place, "etcd"))
+        successor.start()
+        successor.join(0.05)
+        assert successor.is_alive()
+        fifo.write_text("go\n")
+        successor.join()
+        stopping.join()
+        assert old.wait() == 0
+    processes.wait_ended(place, "etcd")  # nobody drains: nothing to wait for
+
+
 def test_the_gate_opens_for_one_word_only(tmp_path: Path) -> None:
     for word, came in ((b"", False), (b"go\n", True)):
         subprocess.run(["sh", "-c", processes.GATE, "sh", "touch", str(tmp_path / "came")], input=word, check=False)
