@@ -114,6 +114,13 @@ def test_ci_calls_the_documented_test_commands(command: str) -> None:
     assert command in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_every_test_is_part_of_a_documented_command(pytestconfig: pytest.Config) -> None:
+    chosen = {path for pattern in pytestconfig.getini("testpaths") for path in ROOT.glob(pattern)}
+    run_by_make_test = {test for path in chosen for test in ([path] if path.is_file() else path.rglob("test_*.py"))}
+    every = set((ROOT / "tests").rglob("test_*.py"))
+    assert every - run_by_make_test == set((ROOT / "tests/e2e").rglob("test_*.py"))
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     """Relative links of Markdown, to files that a clone has."""
     files = {*tracked(), *(parent for path in tracked() for parent in path.parents)}
