@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from hack.realnode import cluster, layout, needs
+from hack.realnode import binaries, cluster, layout, needs
 from hack.realnode.errors import ClusterError
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +67,9 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     clusters = given.clusters or (1 if given.keep else 2)
     # A letter for the worker and a digit for clusters of another kind are added to the name.
     layout.Layout(given.cluster + "a0"[: 1 if clusters == 1 else 2])  # says what is wrong with the name
-    needs.require_root()
+    needs.require_rights()
+    needs.install()
+    binaries.build()  # a quarter of an hour the first time, which no scenario's limit allows for
     image = given.image or _build_image()
     out = given.out or Path(tempfile.mkdtemp(prefix="nearfield-e2e-"))
     out.mkdir(parents=True, exist_ok=True)
