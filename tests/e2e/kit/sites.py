@@ -8,11 +8,10 @@ import itertools
 import os
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hack.realnode import cluster as clusters
-from hack.realnode.errors import ClusterError
 from tests.e2e.kit.agent import MACHINE, Agent
 from tests.e2e.kit.api import Api
 from tests.e2e.kit.kubelet import Kubelet
@@ -95,6 +94,7 @@ class Sites:
             runtime_config=runtime_config or {},
             hollow=hollow,
         )
+        clusters.down(options.name)  # one that a run has left which was killed
         with self._up(options, keep=False, machine=machine, env=env, with_agent=with_agent) as site:
             yield site
 
@@ -111,7 +111,7 @@ class Sites:
         with contextlib.ExitStack() as stack:
             if not keep:
                 stack.callback(clusters.down, options.name)
-            cluster = _up(options)
+            cluster = clusters.up(options)
             stack.enter_context(cluster.entered())
             api = Api(cluster.kubeconfig)
             disk = Disk(cluster.layout)
@@ -130,14 +130,3 @@ def _load(cluster: clusters.Cluster, image: Path) -> str:
         cluster.load(image)
         loaded.write_text(build)
     return build
-
-
-def _up(options: clusters.Options) -> clusters.Cluster:
-    """Up, and down first where a cluster of that name was left with other options."""
-    try:
-        return clusters.up(options)
-    except ClusterError:
-        if options == replace(options, emulate=None, gates={}, runtime_config={}, hollow=()):
-            raise
-        clusters.down(options.name)
-        return clusters.up(options)

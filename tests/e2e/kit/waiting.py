@@ -16,7 +16,7 @@ def until(
     look: Callable[[], T | None], what: str, *, timeout_s: float = 30.0, told: Callable[[], object] | None = None
 ) -> T:
     """What a look gives once it gives something true. A look that raises an AssertionError or an OSError is one that found
-    nothing. `told` is asked for what to say at the end.
+    nothing. `told` is asked for what to say at the end, unless the last look raised something.
     """
     deadline = time.monotonic() + timeout_s
     last: object = None
@@ -29,5 +29,6 @@ def until(
         except (AssertionError, OSError) as error:
             last = error
         if time.monotonic() >= deadline:
-            raise AssertionError(f"Not within {timeout_s:g} s: {what}; last seen: {told() if told else last}")
+            seen = told() if told and not isinstance(last, Exception) else repr(last)
+            raise AssertionError(f"Not within {timeout_s:g} s: {what}; last seen: {seen}")
         time.sleep(PAUSE_S)
