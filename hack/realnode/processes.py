@@ -162,8 +162,10 @@ def end_all(layout: Layout) -> None:
         with contextlib.suppress(ClusterError):  # on a busy machine some need longer
             cgroups.thaw(layout.cgroup)
             _end(sorted(left), how=signal.SIGKILL)
-    names = ", ".join(f"{number} ({_command(number)})" for number in sorted(left))
-    raise ClusterError(f"These processes of cluster {layout.name} do not end: {names}")
+    left = members(layout)
+    if left:
+        names = ", ".join(f"{number} ({_command(number)})" for number in sorted(left))
+        raise ClusterError(f"These processes of cluster {layout.name} do not end: {names}")
 
 
 def members(layout: Layout) -> set[int]:
