@@ -43,9 +43,10 @@ from driver.standin import apiserver_watch as watch
 Body = resources.Body
 
 BOOKMARK_INTERVAL_S = 60.0
+"""The real server's."""
+
 REFUSALS = 3
 """How many calls a server that was started again refuses."""
-"""The real server's."""
 
 _CALLS_KEPT = 100_000
 _WATCH_TIMEOUT_S = (1800.0, 3600.0)
