@@ -135,10 +135,10 @@ def test_rolling_update_while_a_prepare_waits(site: Site, space: Space) -> None:
         signs.pod("old", claims={"gpu": "template:that"}, ignores_term=True, grace_s=120),
     )
     space.running("old")
-    first = site.agent.pod()
+    first, waited = site.agent.pod(), site.agent.logs().count("Waiting: ")
     space.delete("Pod", "old", force=True)
     space.create(make.pod("new", claims={"gpu": "template:that"}))
-    waiting.until(lambda: "Waiting: " in site.agent.logs(), "the Prepare waits")
+    waiting.until(lambda: site.agent.logs().count("Waiting: ") > waited, "the Prepare waits")
 
     site.agent.roll()
     site.api.wait(
