@@ -16,12 +16,9 @@ _DEVICE_PLUGIN = "nvidia.com/"
 _DEVICE_PLUGIN_RESOURCES = ("gpu", "mig-")
 
 
-def conflict(
-    foreign: Iterable[Mapping[str, Any]], node: Mapping[str, Any] | None, *, ours: Collection[address.PciAddress]
-) -> str | None:
-    """Who else offers one of our GPUs, in a sentence; None when nobody does.
-
-    `foreign`: the ResourceSlices of this node that other drivers published. `node`: the Node object.
+def other_driver(foreign: Iterable[Mapping[str, Any]], *, ours: Collection[address.PciAddress]) -> str | None:
+    """Which other driver publishes one of our GPUs, in a sentence; None when none does. `foreign`: the ResourceSlices of
+    this node that other drivers published.
     """
     for body in foreign:
         spec = body.get("spec")
@@ -34,6 +31,11 @@ def conflict(
                         f"driver {spec.get('driver')} publishes GPU {bus_id} of this node too "
                         f"(device {device.get('name')} of pool {_pool(spec)})"
                     )
+    return None
+
+
+def device_plugin(node: Mapping[str, Any]) -> str | None:
+    """What NVIDIA's device plugin offers on a Node, in a sentence; None when it offers nothing."""
     for name, amount in _allocatable(node).items():
         resource = name.removeprefix(_DEVICE_PLUGIN)
         if resource != name and resource.startswith(_DEVICE_PLUGIN_RESOURCES) and _positive(amount):
@@ -61,8 +63,8 @@ def _list(value: object) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _allocatable(node: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    status = node.get("status") if node is not None else None
+def _allocatable(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    status = node.get("status")
     allocatable = status.get("allocatable") if isinstance(status, Mapping) else None
     return allocatable if isinstance(allocatable, Mapping) else {}
 

@@ -2,8 +2,8 @@
 """What publishing has to know of the Node object: its UID, as the owner of the slices, and what device plugins offer on it.
 
 It is read when the agent starts, before slices are created, and then again: after 15 s, 30 s, 60 s, at last every five
-minutes, and every 15 s while a device plugin or driver that is there keeps us from publishing. A watch would cost a
-connection a node; but what is installed together with us comes up within the first minutes.
+minutes, or every minute while a device plugin keeps us from publishing. A watch would cost a connection a node; but what is
+installed together with us comes up within the first minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from driver import errors
 READ_FIRST_S = 15.0
 READ_EVERY_S = 300.0
 READ_AGAIN_S = 60.0
-"""After a reading that failed, while the last one still serves."""
+"""After a reading that failed, while the last one still serves; and at the latest while it keeps us from publishing."""
 
 TIMEOUT_S = 10.0
 
@@ -75,9 +75,9 @@ class NodeFacts:
         return body
 
     def hurry(self) -> None:
-        """What it says keeps us from publishing: read it again soon."""
-        self._due = min(self._due, self._clock() + READ_FIRST_S)
-        self._pause_s = READ_FIRST_S
+        """What it says keeps us from publishing: read it again within a minute."""
+        self._due = min(self._due, self._clock() + READ_AGAIN_S)
+        self._pause_s = min(self._pause_s, READ_AGAIN_S)
 
     def uid(self) -> str:
         """Its UID. Raises ApiError."""

@@ -242,9 +242,11 @@ class Reconciler:
             return None
         foreign = [body for body in view.slices if not slices.is_ours(body, place=self._place)]
         addresses = {device.address for device in (*aim.ready, *published.values())}
-        seen = coexistence.conflict(foreign, self._facts.look(), ours=addresses)
-        if seen is not None:
+        by_plugin = coexistence.device_plugin(self._facts.look())
+        if by_plugin is not None:
             self._facts.hurry()
+        seen = coexistence.other_driver(foreign, ours=addresses) or by_plugin
+        if seen is not None:
             self._conflict, self._conflict_until = seen, self._clock() + self._timing.quiet_after_conflict_s
         elif self._clock() >= self._conflict_until:
             self._conflict = None

@@ -41,7 +41,7 @@ def node(**allocatable: str) -> Body:
     ],
 )
 def test_a_driver_that_publishes_our_address_is_named(name: str, text: str) -> None:
-    found = coexistence.conflict([foreign(name, {"string": text})], None, ours=OURS)
+    found = coexistence.other_driver([foreign(name, {"string": text})], ours=OURS)
     assert found == "driver gpu.nvidia.com publishes GPU 0000:1b:00.0 of this node too (device gpu-0 of pool n1)"
 
 
@@ -59,12 +59,12 @@ def test_a_driver_that_publishes_our_address_is_named(name: str, text: str) -> N
     ],
 )
 def test_other_devices_are_no_conflict(body: Body) -> None:
-    assert coexistence.conflict([body], {}, ours=OURS) is None
+    assert coexistence.other_driver([body], ours=OURS) is None
 
 
 @pytest.mark.parametrize("name", ["nvidia_com__gpu", "nvidia_com__mig-1g.10gb", "nvidia_com__gpu.shared"])
 def test_the_device_plugin_is_a_conflict(name: str) -> None:
-    found = coexistence.conflict([], node(**{name: "8"}), ours=OURS)
+    found = coexistence.device_plugin(node(**{name: "8"}))
     assert found is not None
     assert "device plugin" in found
 
@@ -72,7 +72,6 @@ def test_the_device_plugin_is_a_conflict(name: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        None,
         {},
         {"status": None},
         {"status": {"allocatable": []}},
@@ -82,5 +81,5 @@ def test_the_device_plugin_is_a_conflict(name: str) -> None:
         node(amd_com__gpu="8"),
     ],
 )
-def test_a_node_without_it_is_none(body: Body | None) -> None:
-    assert coexistence.conflict([], body, ours=OURS) is None
+def test_a_node_without_it_is_none(body: Body) -> None:
+    assert coexistence.device_plugin(body) is None
