@@ -163,7 +163,8 @@ def status(agent: Api, node: str) -> int:
 def test_nodes_stay_ready(site: Site) -> None:
     for node in names(site):
         item = site.api.get("Node", node)
-        assert "taints" not in item["spec"]
+        (ready,) = (condition for condition in item["status"]["conditions"] if condition["type"] == "Ready")
+        assert (ready["status"], item["spec"].get("taints")) == ("True", None)
         lease = json.loads(site.cluster.kubectl("get", "lease", node, "-n", "kube-node-lease", "-o", "json"))
         assert lease["spec"]["leaseDurationSeconds"] == NODE_LIFECYCLE_S
         assert lease["spec"]["renewTime"] > lease["metadata"]["creationTimestamp"]
