@@ -34,23 +34,26 @@ def machine(site: Site) -> wiring.Wiring:
     return wiring.read(site.disk.machine)
 
 
-@pytest.mark.parametrize("attribute", [PCIE_ROOT, "pcieSwitch", "alignedPair"])
-def test_two_gpus_of_one_switch(site: Site, space: Space, machine: wiring.Wiring, attribute: str) -> None:
+def test_two_gpus_of_one_switch(site: Site, space: Space, machine: wiring.Wiring) -> None:
     (single,) = given.get(site, space, "single")
-    two = given.get(site, space, "two", make.request(count=2), constraints=[make.match(attribute)])
-    assert len(machine.switches(two)) == len(machine.roots(two)) == 1
-    assert machine.switches(two).isdisjoint(machine.switches([single]))
-    given.ask(space, "three", make.request(count=3), constraints=[make.match(attribute)])
-    space.pending("three", saying=NO_ROOM)
+    for attribute in (PCIE_ROOT, "pcieSwitch", "alignedPair"):
+        name = attribute.rpartition("/")[2].lower()
+        given.ask(space, f"three-{name}", make.request(count=3), constraints=[make.match(attribute)])
+        space.pending(f"three-{name}", saying=NO_ROOM)
+        two = given.get(site, space, name, make.request(count=2), constraints=[make.match(attribute)])
+        assert len(machine.switches(two)) == len(machine.roots(two)) == 1
+        assert machine.switches(two).isdisjoint(machine.switches([single]))
 
 
-@pytest.mark.parametrize("attribute", [NUMA_NODE, "alignedQuad"])
-def test_four_gpus_of_one_numa_node(site: Site, space: Space, machine: wiring.Wiring, attribute: str) -> None:
+def test_four_gpus_of_one_numa_node(site: Site, space: Space, machine: wiring.Wiring) -> None:
     (single,) = given.get(site, space, "single")
-    four = given.get(site, space, "four", make.request(count=4), constraints=[make.match(attribute)])
-    assert len(machine.numa_nodes((single, *four))) == 2
-    assert len(machine.numa_nodes(four)) == 1
-    assert len(machine.switches(four)) == 2
+    for attribute in (NUMA_NODE, "alignedQuad"):
+        name = attribute.rpartition("/")[2].lower()
+        four = given.get(site, space, name, make.request(count=4), constraints=[make.match(attribute)])
+        assert len(machine.numa_nodes((single, *four))) == 2
+        assert len(machine.numa_nodes(four)) == 1
+        assert len(machine.switches(four)) == 2
+        space.delete("Pod", name)
 
 
 def test_one_gpu_on_each_switch(site: Site, space: Space, machine: wiring.Wiring) -> None:

@@ -7,6 +7,7 @@
 - a GPU that is lost and that nobody has leaves the slice on both;
 - what the server drops and refuses is what the stand-in of the same release does;
 - attributes that are lists, which both drop: published as one number, and that is said.
+- the slices of every machine are accepted, with all their fields.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from discovery.address import parse
 from discovery.mock import faults
 from discovery.mock.fault import Fault, Kind
 from driver.kube import client
-from tests.e2e.kit import configfile, make, waiting
+from tests.e2e.kit import accepted, configfile, machines, make, waiting
 from tests.e2e.kit.node import Gpu
 from tests.e2e.kit.sites import Site, Sites
 from tests.e2e.kit.space import Space
@@ -118,3 +119,7 @@ def test_lists_are_published_as_what_the_server_keeps(site: Site, space: Space) 
     where = 'device.attributes["resource.kubernetes.io"].numaNode == 1'
     space.create(make.template("one", make.request(where=where)), make.pod("p", claims={"gpu": "template:one"}))
     space.running("p")
+
+
+def test_the_slices_of_every_machine_are_accepted(site: Site) -> None:
+    accepted.require(site, *machines.names())

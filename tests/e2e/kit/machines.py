@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 from pathlib import Path
 
+from discovery.mock import zoo
 from tests.e2e.kit import waiting, wiring
 from tests.e2e.kit.sites import Site
 
+ROOT = Path(__file__).parents[3]
 OWN = Path(__file__).parents[1] / "machines"
 MOUNTED = "/etc/nearfield"
 """Where the overlay mounts the ConfigMap."""
@@ -40,6 +45,26 @@ def bring(site: Site, machine: str | None, *, changed: dict[str, str]) -> None:
         del changed[site.cluster.name]
     else:
         changed[site.cluster.name] = machine
+
+
+def names() -> tuple[str, ...]:
+    """Those of the zoo, and the files that are made up for tests, relative to the root of the project."""
+    return (*zoo.names(), *sorted(str(path.relative_to(ROOT)) for path in OWN.glob("*.yaml")))
+
+
+@functools.cache
+def slices(machine: str, node_name: str) -> str:
+    """What `nearfield slices -o yaml` prints of one."""
+    nearfield = str(Path(sys.executable).with_name("nearfield"))
+    command = [nearfield, "slices", "--mock", machine, "--node-name", node_name, "-o", "yaml"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def gpus(machine: str) -> int:
+    """How many it has."""
+    nvml = zoo.load(str(ROOT / machine) if "/" in machine else machine).nvml
+    assert nvml is not None
+    return len(nvml.gpus)
 
 
 def _offered(site: Site) -> bool:
