@@ -169,3 +169,12 @@ def test_pairs_and_singles_fill_one_quad_before_the_next(site: Site, space: Spac
     assert len(machine.numa_nodes((*first, *two, *second))) == 1
     quad = given.get(site, space, "quad", make.request(count=4), constraints=[make.match("alignedQuad")])
     assert len({*first, *two, *second, *quad}) == 8
+
+
+def test_two_gpus_without_a_constraint_are_the_next_two(site: Site, space: Space) -> None:
+    order = tuple(device["name"] for device in site.agent.devices())
+    pairs = {item["name"]: item["attributes"]["alignedPair"] for item in site.agent.devices()}
+    assert given.get(site, space, "single") == order[:1]
+    two = given.get(site, space, "two", make.request(count=2))
+    assert two == order[1:3]
+    assert pairs[two[0]] != pairs[two[1]]
