@@ -9,12 +9,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from driver import version
 from hack.agentimage import context, debian, engines, pipsettings, workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 
-TAG = "localhost/nearfield/agent:e2e"
-"""The image's name where no other is given: the one that the tests on a real node use."""
+TAG = f"localhost/nearfield/agent:{version.VERSION}"
+"""The image's name where no other is given: that of the manifests in deploy/daemonset."""
 
 KEPT_ARCHIVES = 4
 

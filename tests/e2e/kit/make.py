@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from driver import values
+from hack.agentimage import build
 from tests.e2e.kit.api import Json
 
 BUSYBOX = "localhost/nearfield/busybox:e2e"
-AGENT_IMAGE = "localhost/nearfield/agent:e2e"
+AGENT_IMAGE = build.TAG
 """It has glibc and Python, which busybox has not."""
 
 CLASS = values.DRIVER_NAME
