@@ -51,6 +51,7 @@ class RealNode:
             admin = json.loads(standing.kubeconfig.read_text())["users"][0]["user"]["token"]
             self.server = apiserver.ApiServer(apiserver.Address(url=url, token=admin, authority=authority))
             self._create_missing(objects())
+            self.remove_traces()  # of a run that was killed
             token = self._account_token()
             self.server.holder = self._holder()
             self.address = apiserver.Address(url=url, token=token, authority=authority)
