@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.kit import given, make, wiring
+from tests.e2e.kit import examples, given, make, wiring
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NO_ROOM = "cannot allocate all claims"
+BUS = 'device.attributes["resource.kubernetes.io"].pciBusID == "{}"'
 ATTRIBUTES = f'device.attributes["{make.CLASS}"]'
 
 
@@ -77,6 +78,20 @@ def test_four_gpus_of_one_nvlink_island(site: Site, space: Space, machine: wirin
     space.delete("Pod", "single")
     more = given.devices(site, space, "more")
     assert len(machine.joined((*more, single))) == 1
+
+
+@islands
+def test_the_example(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    (single,) = given.get(site, space, "single")
+    name = "four-gpus-of-an-nvlink-island"
+    given.ask(space, "holder", make.request(where=BUS.format("0000:a4:00.0")))  # of the ring, whose cliques have two
+    given.devices(site, space, "holder")
+    with examples.applied(space, name):
+        space.pending(name, saying=NO_ROOM)
+        space.delete("Pod", "single")
+        four = given.devices(site, space, name, "gpus")
+    assert single in four
+    assert len(machine.joined(four)) == 1
 
 
 @islands

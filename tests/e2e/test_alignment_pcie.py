@@ -8,13 +8,14 @@
 - CEL on product, memory, compute capability and driver version
 - CEL that is wrong: refused at once, or said in the pod; other pods go on
 - GPUs are taken switch by switch
+- examples for users: two on different switches; the second choice
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.e2e.kit import given, make, wiring
+from tests.e2e.kit import examples, given, make, wiring
 from tests.e2e.kit.api import ApiError
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
@@ -169,3 +170,15 @@ def test_singles_fill_one_switch_before_the_next(site: Site, space: Space, machi
     assert given.devices(site, space, "two") == order[2:4]
     space.delete("Pod", "a")
     assert given.get(site, space, "again") == (order[0],)
+
+
+def test_the_examples(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    order = tuple(device["name"] for device in site.agent.devices())
+    name = "two-gpus-apart"
+    with examples.applied(space, name):
+        assert given.devices(site, space, name, "gpus") == (order[0], order[2])
+    name = "h100-or-else-l40s"
+    with examples.applied(space, name):
+        two = given.devices(site, space, name, "gpus")
+    assert space.devices(name, "gpus", request="gpus/l40s") == two == order[4:6]
+    assert len(machine.switches(two)) == 1

@@ -53,9 +53,23 @@ def offered(site: Site) -> Iterator[None]:
         site.api.delete("DeviceClass", CLASS)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=STOP_S)
-        left = list(site.disk.cdi_dir.glob(f"{inventory.DRIVER}_*"))
         assert process.returncode == 0, process.returncode
+        left = _left(site)
         assert not left, left
+
+
+def _left(site: Site) -> list[str]:
+    """What there still is of the driver: files, sockets, slices."""
+    places = (
+        site.disk.cdi_dir.glob(f"{inventory.DRIVER}_*"),
+        site.disk.registry_dir.glob(f"{inventory.DRIVER}*"),
+        (site.disk.kubelet_dir / "plugins" / inventory.DRIVER).glob("*.sock"),
+    )
+    return [str(path) for place in places for path in place] + [
+        f"ResourceSlice {item['metadata']['name']}"
+        for item in site.api.items("ResourceSlice")
+        if item["spec"]["driver"] == inventory.DRIVER
+    ]
 
 
 def _pods(site: Site) -> list[str]:
