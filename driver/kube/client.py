@@ -45,9 +45,7 @@ _REASONS = {
     429: errors.ApiReason.UNAVAILABLE,
 }
 
-_REFUSED_US = (
-    "; the server does not accept our credentials: they have expired or are not its own (a pod gets new ones when it is deleted)"
-)
+_REFUSED_US = "; the server does not accept our credentials: they have expired or are not its own (a pod gets new ones when it is deleted)"
 
 T = TypeVar("T")
 Json = dict[str, Any]
