@@ -5,7 +5,7 @@
                                                               ^ held            ^ mirror <- list and watch
 
 Pure: `attributes`, `devices`, `ordering`, `wanted`, `absent`, `coexistence`, `slices`, `wire`, `limits` and what stands
-below it, `health`. With the API server: `mirror` knows what stands there, `node` and `held` ask what is needed,
+below it, `health`. With the API server: `mirror` knows what stands there; `node`, `rivals` and `held` ask what is needed;
 `reconciler` compares and decides, `writer` writes, `publisher` is the thread.
 
 Law: nothing unknown is published, nothing invalid is sent, nothing is written when nothing changed, and a device that

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from driver import errors
-from driver.publish import held, mirror, node, pacing, reconciler, slices, wanted, writer
+from driver.publish import held, mirror, node, pacing, reconciler, rivals, slices, wanted, writer
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +69,15 @@ class Publisher:
         budget = pacing.WriteBudget(
             burst=self._timing.writes_at_once, refill_s=self._timing.write_every_s, clock=self._clock
         )
+        facts = node.NodeFacts(api, name=self._place.node_name, clock=self._clock)
         worker = reconciler.Reconciler(
             place=self._place,
             questions=self._questions,
             known=known,
-            facts=node.NodeFacts(api, name=self._place.node_name, clock=self._clock),
+            facts=facts,
+            in_the_way=None
+            if self._allow_coexistence
+            else rivals.Rivals(facts, quiet_s=self._timing.quiet_after_conflict_s, clock=self._clock),
             holding=held.HeldDevices(
                 api, driver_name=self._place.driver_name, pool=self._place.node_name, clock=self._clock
             ),
@@ -83,7 +87,6 @@ class Publisher:
             budget=budget,
             store=self._store,
             events=self._events,
-            allow_coexistence=self._allow_coexistence,
             timing=self._timing,
             clock=self._clock,
         )

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from discovery import model
 from discovery.address import PciAddress
 from driver import errors
-from driver.publish import absent, coexistence, devices, held, limits, mirror, node, pacing, slices, wanted, writer
+from driver.publish import absent, devices, held, limits, mirror, node, pacing, rivals, slices, wanted, writer
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Reconciler:
         budget: pacing.WriteBudget,
         store: PublishedStore,
         events: NodeEvents,
-        allow_coexistence: bool,
+        in_the_way: rivals.Rivals | None,
         timing: pacing.Timing,
         clock: Callable[[], float],
     ) -> None:
@@ -120,12 +120,12 @@ class Reconciler:
         self._ask = questions
         self._mirror = known
         self._facts = facts
+        self._rivals = in_the_way
         self._holding = holding
         self._writing = writing
         self._budget = budget
         self._store = store
         self._events = events
-        self._allow_coexistence = allow_coexistence
         self._timing = timing
         self._clock = clock
         self._last = PublishState()
@@ -140,8 +140,6 @@ class Reconciler:
         self._blocked_until = 0.0
         self._soon = pacing.Backoff(first_s=0.05, most_s=5.0)
         self._later = pacing.Backoff(first_s=1.0, most_s=60.0)
-        self._conflict: str | None = None
-        self._conflict_until = 0.0
         self._told: dict[str, str] = {}
 
     def unblock(self) -> None:
@@ -198,8 +196,8 @@ class Reconciler:
         aim = _Aim(ready=_offered(now), findings=list(_found(now)))
         if isinstance(now, wanted.Withheld):
             aim.reason = now.reason
-        if (conflict := self._coexistence(aim, view, published)) is not None:
-            aim.ready, aim.reason = (), conflict
+        if (reason := self._in_the_way(aim, view, published)) is not None:
+            aim.ready, aim.reason = (), reason
         missing = absent.missing(aim.ready, published)
         self.missing = bool(missing)
         self._writing.meet(view.connection)
@@ -223,8 +221,8 @@ class Reconciler:
                 aim.listed = scalars
                 aim.findings.append(self._finding("lists-not-kept", message))
                 aim.reason = aim.reason or message
-        conflict_s = self._conflict_until - self._clock() if self._conflict is not None else None
-        aim.again_s = _soonest(looked.again_s, self._facts.due_s(), conflict_s)
+        rivals_s = self._rivals.again_s() if self._rivals is not None else None
+        aim.again_s = _soonest(looked.again_s, self._facts.due_s(), rivals_s)
         return aim
 
     def _recorded(self, missing: Collection[str]) -> Collection[str]:
@@ -236,24 +234,15 @@ class Reconciler:
             logger.debug("Everything that is missing counts as held: %s", error)
             return missing
 
-    def _coexistence(self, aim: _Aim, view: mirror.View, published: absent.Published) -> str | None:
-        """Who else offers our GPUs; said again for a while after it was last seen."""
-        if self._allow_coexistence:
+    def _in_the_way(self, aim: _Aim, view: mirror.View, published: absent.Published) -> str | None:
+        """Why nothing may be published beside who else offers our GPUs."""
+        if self._rivals is None:
             return None
         foreign = [body for body in view.slices if not slices.is_ours(body, place=self._place)]
-        addresses = {device.address for device in (*aim.ready, *published.values())}
-        by_plugin = coexistence.device_plugin(self._facts.look())
-        if by_plugin is not None:
-            self._facts.hurry()
-        seen = coexistence.other_driver(foreign, ours=addresses) or by_plugin
-        if seen is not None:
-            self._conflict, self._conflict_until = seen, self._clock() + self._timing.quiet_after_conflict_s
-        elif self._clock() >= self._conflict_until:
-            self._conflict = None
-        if self._conflict is None:
+        reason = self._rivals.look(foreign, ours={device.address for device in (*aim.ready, *published.values())})
+        if reason is None:
             self._told.pop("NotPublished", None)
             return None
-        reason = f"Nothing is published: {self._conflict}. Remove one of the two, or start with --allow-coexistence"
         aim.findings.append(self._finding("offered-by-another", reason))
         self._tell("NotPublished", reason)
         return reason
