@@ -2,7 +2,7 @@
 """Another driver offers the GPUs of this node too: two that hand out one device hand it out twice, so nothing is published.
 
 - a foreign ResourceSlice with our PCI addresses, and NVIDIA's device plugin in the Node's allocatable: nothing is published; the
-  reason is on the Node, on /readyz, in the log, in a metric and on /topology; a running pod keeps its GPU, which stays listed;
+  reason is on the Node, on /readyz and in the log, a metric counts it; a running pod keeps its GPU, which stays listed;
 - both gone: published again without a restart;
 - `--allow-coexistence`: published beside it.
 """
@@ -23,6 +23,9 @@ FOREIGN = "gpu.example.com"
 RESOURCE = "nvidia.com/gpu"
 QUIET_S = 60.0
 """For so long nobody else may have been seen: a driver whose slices kubelet has wiped is back soon."""
+
+AGAIN_S = 90.0
+"""Kubelet waits before it starts a container that has failed again."""
 
 
 def foreign_slice(site: Site, address: str) -> Json:
@@ -86,7 +89,9 @@ def test_beside_another_driver_nothing_is_published_and_people_are_told(site: Si
     restarts = site.agent.restarts() + 1
     site.agent.kill()
     waiting.until(
-        lambda: site.agent.restarts() == restarts and told in site.agent.readyz()[1], "the driver named again"
+        lambda: site.agent.restarts() == restarts and told in site.agent.readyz()[1],
+        "the driver named again",
+        timeout_s=AGAIN_S,
     )
     site.api.delete("ResourceSlice", "foreign")
     by_plugin = f"NVIDIA's device plugin offers {RESOURCE}: 8 on this node too"
