@@ -23,7 +23,7 @@ from hack.realnode import binaries, cluster, layout, needs
 from hack.realnode.errors import ClusterError
 
 ROOT = Path(__file__).parent.parent
-SCENARIO_S = 300
+SCENARIO_S = 600
 """pytest's limit for one scenario, clusters included."""
 
 EPILOG = """examples:

@@ -25,7 +25,7 @@ CONTAINER = "agent"
 LABELS = "app.kubernetes.io/name=nearfield"
 PORT = 9417
 MACHINE = "dgx-h100"
-READY_S = 90.0
+READY_S = 180.0
 OVERLAY = Path(__file__).parents[3] / "deploy/daemonset/overlays/mock"
 
 

@@ -193,7 +193,7 @@ class Api:
         *,
         until: Callable[[Json], object],
         what: str,
-        timeout_s: float = 60.0,
+        timeout_s: float = 120.0,
     ) -> Json:
         """The object, once `until` holds for it. Fails with what was seen last."""
         last: Json | None = None
@@ -203,7 +203,7 @@ class Api:
                 return last
         raise AssertionError(f"{kind} {name}: not {what} within {timeout_s:g} s; last seen: {describe(last)}")
 
-    def wait_gone(self, kind: str, name: str, namespace: str | None = None, *, timeout_s: float = 60.0) -> None:
+    def wait_gone(self, kind: str, name: str, namespace: str | None = None, *, timeout_s: float = 120.0) -> None:
         """Return once there is no such object."""
         last: Json | None = None
         for items in self.watch(kind, namespace, fields=f"metadata.name={name}", timeout_s=timeout_s):
@@ -219,7 +219,7 @@ class Api:
         return sorted(found, key=lambda event: str(event["metadata"]["creationTimestamp"]))
 
     def wait_event(
-        self, kind: str, name: str, namespace: str | None = None, *, text: str, timeout_s: float = 60.0
+        self, kind: str, name: str, namespace: str | None = None, *, text: str, timeout_s: float = 120.0
     ) -> Json:
         """The first Event of an object whose reason or message contains the text."""
         seen: list[str] = []

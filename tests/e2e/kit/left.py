@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 from tests.e2e.kit import waiting
 from tests.e2e.kit.agent import Agent
@@ -11,7 +12,7 @@ from tests.e2e.kit.api import Api, Json
 from tests.e2e.kit.kubelet import Kubelet
 from tests.e2e.kit.node import Disk
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PREFIX = "e2e-"
 """Of the namespaces of tests."""
 
@@ -29,13 +30,12 @@ class Leftovers:
 
     def require_nothing(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Return once nothing is left; fails with a list of what is."""
-        found: list[str] = []
-
-        def clean() -> bool:
-            found[:] = [text for text in self.found() if text not in self._already]
-            return not found
-
-        waiting.until(clean, "nothing left of the test", timeout_s=timeout_s, told=lambda: found)
+        waiting.until(
+            lambda: all(set(look()) <= self._already for look in self._looks),
+            "nothing left of the test",
+            timeout_s=timeout_s,
+            told=lambda: [text for text in self.found() if text not in self._already],
+        )
 
     def remove_namespaces(self) -> None:
         """Begin to delete the tests' namespaces: only now, as no Event can be written in one that is being deleted."""
@@ -45,23 +45,40 @@ class Leftovers:
 
     def found(self) -> list[str]:
         """What is left now."""
-        left = [
+        return [text for look in self._looks for text in look()]
+
+    @property
+    def _looks(self) -> tuple[Callable[[], list[str]], ...]:
+        """Where to look, what takes long last."""
+        return self._objects, self._files, self._sockets, self._changes, self._in_use
+
+    def _objects(self) -> list[str]:
+        return [
             f"{kind} {item['metadata']['namespace']}/{item['metadata']['name']}"
             for kind in ("Pod", "ResourceClaim")
             for item in self._api.items(kind)
             if item["metadata"]["namespace"].startswith(PREFIX)
         ]
-        left += [f"record: {entry.state} {entry.claim}" for entry in self._disk.record()]
-        left += [f"CDI file {path.name}" for path in self._disk.claim_files()]
+
+    def _files(self) -> list[str]:
+        record = [f"record: {entry.state} {entry.claim}" for entry in self._disk.record()]
+        return record + [f"CDI file {path.name}" for path in self._disk.claim_files()]
+
+    def _sockets(self) -> list[str]:
+        wanted, there = self._agent.socket_paths(), self._disk.sockets()
+        return [
+            *(f"socket {path}" for path in sorted(there - wanted)),
+            *(f"no socket {path}" for path in sorted(wanted - there)),
+        ]
+
+    def _changes(self) -> list[str]:
+        return (
+            [] if self._published() == self._slices else [f"slices that are not those of before: {self._published()}"]
+        )
+
+    def _in_use(self) -> list[str]:
         in_use = self._kubelet.claims_in_use()
-        left += [f"kubelet has {in_use} claims in use"] if in_use else []
-        wanted = self._agent.socket_paths()
-        there = self._disk.sockets()
-        left += [f"socket {path}" for path in sorted(there - wanted)]
-        left += [f"no socket {path}" for path in sorted(wanted - there)]
-        if self._published() != self._slices:
-            left.append(f"slices are not those of before: {[s['metadata']['name'] for s in self._agent.slices()]}")
-        return left
+        return [f"kubelet has {in_use} claims in use"] if in_use else []
 
     def _published(self) -> list[Json]:
         """The slices with what a user sees of them: a repair raises the generation and renames nothing."""

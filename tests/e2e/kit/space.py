@@ -63,19 +63,19 @@ class Space:
         if wait:
             self.gone(kind, name)
 
-    def gone(self, kind: str, name: str, *, timeout_s: float = 60.0) -> None:
+    def gone(self, kind: str, name: str, *, timeout_s: float = 120.0) -> None:
         """Wait until there is no such object here."""
         self.api.wait_gone(kind, name, self.name, timeout_s=timeout_s)
 
-    def running(self, pod: str, *, timeout_s: float = 60.0) -> Json:
+    def running(self, pod: str, *, timeout_s: float = 120.0) -> Json:
         """The pod, once it runs with all its containers."""
         return self._phase(pod, _runs, "running", timeout_s)
 
-    def succeeded(self, pod: str, *, timeout_s: float = 60.0) -> Json:
+    def succeeded(self, pod: str, *, timeout_s: float = 120.0) -> Json:
         """The pod, once it ended well."""
         return self._phase(pod, lambda item: item["status"]["phase"] == "Succeeded", "succeeded", timeout_s)
 
-    def pending(self, pod: str, *, saying: str = "", timeout_s: float = 60.0) -> Json:
+    def pending(self, pod: str, *, saying: str = "", timeout_s: float = 120.0) -> Json:
         """The pod, once the scheduler has said that it cannot be placed, with this in its message."""
 
         def unplaced(item: Json) -> bool:
