@@ -45,7 +45,7 @@ def test_forced_deletion(site: Site, space: Space) -> None:
     # The kernel gave the lock on the GPU to the new container, so the old one had ended before.
     waiting.until(lambda: "mine" in space.logs("new"), "the new container has its GPU alone")
     assert space.devices("new") == (device,)
-    assert space.look("new").gpu_uuids == (site.disk.gpu(device).uuid,)
+    assert space.logs("new").split() == ["mine:", site.disk.gpu(device).uuid]
     # No Prepare failed: kubelet would have let the pod wait for over a minute.
     assert site.kubelet.calls("NodePrepareResources") - site.kubelet.calls("NodePrepareResources", code="OK") == failed
     assert load.failures(space, "new") == []

@@ -147,7 +147,9 @@ def test_away_for_a_minute(site: Site, space: Space) -> None:
 
 def test_connections_are_cut(site: Site, space: Space) -> None:
     (slice_,) = site.agent.slices()
-    site.cluster.run("ss", "--kill", "--tcp", "--numeric", "state", "established", "src 10.96.0.1 dst 10.88.0.0/16")
+    agent = site.agent.pod()["status"]["podIP"]
+    cut = site.cluster.run("ss", "-K", "-H", "-t", "-n", "state", "established", "src", "10.96.0.1", "dst", agent)
+    assert agent in cut
     space.api.delete("ResourceSlice", slice_["metadata"]["name"])
     waiting.until(site.agent.slices, "the slices are back", timeout_s=10)
     space.create(make.template("one"), make.pod("p", claims={"gpu": "template:one"}))
