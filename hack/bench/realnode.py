@@ -28,6 +28,7 @@ TOKEN_S = 6 * 3600
 PROGRAMS = ("nearfield/", "gopeer")
 """How the user agents of the drivers begin."""
 
+KUBELETS = "bench-kubelets"
 KUBELET_PORT = 10250
 REQUEST_TIMEOUT_S = 20.0
 REMOVABLE = (f"{apiserver.SLICES}", claims.collection_path())
@@ -237,6 +238,23 @@ def objects() -> Iterable[tuple[str, dict[str, Any]]]:
             "metadata": {"name": workloads.ACCOUNT},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": workloads.ACCOUNT},
             "subjects": [{"kind": "ServiceAccount", "name": workloads.ACCOUNT, "namespace": namespace}],
+        },
+    )
+    # The authorizer of nodes lets kubelet read a claim once it has heard that a pod of the node uses it. On a busy machine kubelet is
+    # faster, is refused, and asks again after a minute: not what is measured here, so RBAC allows it at once.
+    yield (
+        f"{rbac}/clusterroles",
+        {
+            "metadata": {"name": KUBELETS},
+            "rules": [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]}],
+        },
+    )
+    yield (
+        f"{rbac}/clusterrolebindings",
+        {
+            "metadata": {"name": KUBELETS},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": KUBELETS},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
         },
     )
     yield workloads.pods_path(), workloads.pod(claims.NOBODY.name, node=None, template=None, scheduler="none")

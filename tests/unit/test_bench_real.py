@@ -100,7 +100,7 @@ def test_what_a_run_needs_on_the_server() -> None:
     subjects = [workloads.class_name(subject) for subject in (drivers.AGENT, drivers.PEER)]
     assert names["deviceclasses"] == subjects
     assert names["resourceclaimtemplates"] == subjects
-    (role,) = made["clusterroles"]
+    role = next(body for body in made["clusterroles"] if body["metadata"]["name"] == workloads.ACCOUNT)
     verbs = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert ("resourceclaims", "get") in verbs
     assert not {("resourceclaims", "update"), ("pods", "get"), ("secrets", "get")} & verbs

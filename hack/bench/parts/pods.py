@@ -25,7 +25,7 @@ METHODS = {"NodePrepareResources": "prepare", "NodeUnprepareResources": "unprepa
 
 
 def run(bench: realnode.NodeBench) -> report.Part:
-    """Turn by turn. The first turn of each is dropped, and so is one in which a pod was held up by no driver."""
+    """Turn by turn. The first turn of each is dropped, and so is a time in which a pod was held up by no driver."""
     with ExitStack() as stack:
         contest = bench.contest_at_kubelet(stack)
         watch = stack.enter_context(bench.server.watch(workloads.pods_path()))
@@ -37,28 +37,23 @@ def run(bench: realnode.NodeBench) -> report.Part:
         }
         after = bench.node.kubelet_metrics()
     series = [
-        report.Series(
-            name=what,
-            subject=subject,
-            unit=report.Unit.MILLISECONDS,
-            values=tuple(turn[subject] * 1000 for turn in whole),
-        )
-        for what, (whole, _) in turns.items()
+        report.Series(name=what, subject=subject, unit=report.Unit.MILLISECONDS, values=values)
+        for what, taken in turns.items()
         for subject in subjects
-        if whole
+        if (values := tuple(turn[subject] * 1000 for turn in taken if subject in turn))
     ]
-    if drivers.PEER in subjects:
-        series += [
-            report.ratio(
-                what, "agent/peer", [turn[drivers.AGENT] for turn in whole], [turn[drivers.PEER] for turn in whole]
+    for what, taken in turns.items():
+        pairs = [turn for turn in taken if {drivers.AGENT, drivers.PEER} <= turn.keys()]
+        if pairs:
+            series.append(
+                report.ratio(
+                    what, "agent/peer", [turn[drivers.AGENT] for turn in pairs], [turn[drivers.PEER] for turn in pairs]
+                )
             )
-            for what, (whole, _) in turns.items()
-            if whole
-        ]
     for driver in contest:
         series += _seen_by_kubelet(driver, before, after)
-    dropped = sum(count for _, count in turns.values())
-    held_up = f"{dropped} turns, in which the API server refused kubelet the claim, as it had not heard of the pod yet"
+    dropped = sum(len(subjects) - len(turn) for taken in turns.values() for turn in taken)
+    held_up = f"{dropped} times, in which the API server refused kubelet a claim, as it had not heard of the pod yet"
     return report.Part(
         name="pods", series=tuple(series), left_out=(*bench.left_out(), *((held_up,) if dropped else ()))
     )
@@ -66,18 +61,16 @@ def run(bench: realnode.NodeBench) -> report.Part:
 
 def _turns(
     bench: realnode.NodeBench, watch: apiserver.Watch, subjects: Sequence[str], *, count: int, turns: int
-) -> tuple[list[dict[str, float]], int]:
-    """Seconds by subject of every whole turn, and the number of those that were not."""
-    whole: list[dict[str, float]] = []
+) -> list[dict[str, float]]:
+    """Seconds by subject of every turn but the first; a time that says nothing is left out."""
+    taken = []
     for turn in range(1 + turns):
-        taken = {
+        seconds = {
             subject: _start(bench, watch, subject, f"{count}-{turn}", count=count)
             for subject in benchmark.rotated(subjects, turn)
         }
-        counted = {subject: seconds for subject, seconds in taken.items() if seconds is not None}
-        if turn and len(counted) == len(subjects):
-            whole.append(counted)
-    return whole, turns - len(whole)
+        taken.append({subject: took for subject, took in seconds.items() if took is not None})
+    return taken[1:]
 
 
 def _start(bench: realnode.NodeBench, watch: apiserver.Watch, subject: str, name: str, *, count: int) -> float | None:
