@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -73,13 +72,6 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     image = given.image or _build_image()
     out = given.out or Path(tempfile.mkdtemp(prefix="nearfield-e2e-"))
     out.mkdir(parents=True, exist_ok=True)
-    environment = {
-        **os.environ,
-        "NEARFIELD_E2E_CLUSTER": given.cluster,
-        "NEARFIELD_E2E_KEEP": "1" if given.keep else "0",
-        "NEARFIELD_E2E_IMAGE": str(image.absolute()),
-        "NEARFIELD_E2E_OUT": str(out.absolute()),
-    }
     chosen = [argument for argument in rest if argument.startswith("tests/")]
     command = [
         *(sys.executable, "-m", "pytest", "-p", "no:randomly", "--timeout", str(SCENARIO_S), "--durations", "10"),
@@ -87,10 +79,19 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
         *(() if chosen else ("tests/e2e",)),
         *rest,
     ]
-    try:
-        status = _pytest(command, environment)
-    finally:
-        _take_down(given.cluster, keep=given.keep)
+    with tempfile.NamedTemporaryFile("r", prefix="nearfield-e2e-") as made:
+        environment = {
+            **os.environ,
+            "NEARFIELD_E2E_CLUSTER": given.cluster,
+            "NEARFIELD_E2E_KEEP": "1" if given.keep else "0",
+            "NEARFIELD_E2E_IMAGE": str(image.absolute()),
+            "NEARFIELD_E2E_OUT": str(out.absolute()),
+            "NEARFIELD_E2E_MADE": made.name,
+        }
+        try:
+            status = _pytest(command, environment)
+        finally:
+            _take_down(made.read().split(), kept=given.cluster if given.keep else None)
     if status != 0 and any(out.iterdir()):
         print(f"hack/e2e: the logs of what failed are in {out}", file=sys.stderr)
     elif not any(out.iterdir()):
@@ -131,12 +132,11 @@ def _forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _take_down(name: str, *, keep: bool) -> None:
-    """What pytest left: clusters of the name, with a worker's letter, with the number of another kind."""
-    ours = re.compile(re.escape(name) + "[a-z]?[0-9]?")
-    for found in cluster.names():
-        if ours.fullmatch(found) and not (keep and found == name):
-            cluster.down(found)
+def _take_down(made: Sequence[str], *, kept: str | None) -> None:
+    """What pytest left of the clusters that it made."""
+    for name in dict.fromkeys(made):
+        if name != kept and name in cluster.names():
+            cluster.down(name)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,18 @@ be left of it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterator
 
 import pytest
+import urllib3
 
 from hack.realnode import components
 from tests.e2e.kit import collect, left, machines
 from tests.e2e.kit.agent import Agent
-from tests.e2e.kit.api import Api
+from tests.e2e.kit.api import Api, ApiError
 from tests.e2e.kit.sites import Settings, Site, Sites
 from tests.e2e.kit.space import Space
 
@@ -68,9 +70,10 @@ def nothing_left(
     request: pytest.FixtureRequest, site: Site, sites: Sites, changed_machines: dict[str, str]
 ) -> Iterator[left.Leftovers]:
     """After every test: no pod, claim, record, CDI file or socket is left of it, and the slices are those of before."""
-    _stand_up(site, changed_machines)
+    _stand_up(site)
     mark = request.node.get_closest_marker("machine")
     machines.bring(site, mark.args[0] if mark is not None else None, changed=changed_machines)
+    site.agent.remember()
     before = left.Leftovers(api=site.api, agent=site.agent, disk=site.disk, kubelet=site.kubelet)
     yield before
     try:
@@ -79,7 +82,8 @@ def nothing_left(
         _collect(request.node, site, sites, when="-left")
         raise
     finally:
-        before.remove_namespaces()
+        with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
+            before.remove_namespaces()
 
 
 @pytest.fixture
@@ -95,9 +99,10 @@ def spaces(request: pytest.FixtureRequest, nothing_left: left.Leftovers, site: S
         return space
 
     yield make
-    _start_components(site)
-    for space in reversed(made):
-        space.close()
+    with contextlib.ExitStack() as stack:
+        for space in made:
+            stack.callback(space.close)
+        _start_components(site)
 
 
 @pytest.fixture
@@ -106,14 +111,13 @@ def space(spaces: Callable[[], Space]) -> Space:
     return spaces()
 
 
-def _stand_up(site: Site, changed: dict[str, str]) -> None:
+def _stand_up(site: Site) -> None:
     """One test that failed half-way with the API server stopped, or with another agent, does not make all others fail."""
     _start_components(site)
     try:
         site.agent.wait_ready(timeout_s=STANDING_S)
     except AssertionError:
-        changed.pop(site.cluster.name, None)
-        site.agent.apply()
+        site.agent.restore()
 
 
 def _start_components(site: Site) -> None:
@@ -142,3 +146,18 @@ def _collect(item: pytest.Item, site: Site, sites: Sites, *, when: str = "") -> 
     into = sites.settings.out / name
     collect.collect(into, cluster=site.cluster, disk=site.disk)
     item.add_report_section("call", "collected", f"What was to be seen after the failure lies in {into}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows what scenarios measured (`record_property`), though no scenario judges it."""
+    measured = [
+        f"{report.nodeid}: {name}: {value}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+    ]
+    if measured:
+        terminalreporter.section("measured")
+        for line in measured:
+            terminalreporter.line(line)

@@ -103,10 +103,16 @@ def test_init_containers_and_sidecars_have_what_they_ask_for(site: Site, space: 
     )
     space.running("p")
     of_a, of_b = space.devices("p", request="a"), space.devices("p", request="b")
-    assert space.looked("p", "first").gpu_nodes == nodes_of(site, *of_a)
-    assert space.look("p", "beside").gpu_nodes == nodes_of(site, *of_b)
-    assert space.looked("p", "second").nodes == {}
-    assert space.look("p").gpu_nodes == nodes_of(site, *of_a, *of_b)
+    views = {
+        "first": (space.looked("p", "first"), of_a),
+        "beside": (space.look("p", "beside"), of_b),
+        "second": (space.looked("p", "second"), ()),
+        "main": (space.look("p"), of_a + of_b),
+    }
+    for container, (seen, devices) in views.items():
+        assert seen.gpu_nodes == nodes_of(site, *devices), container
+        assert seen.gpu_uuids == uuids_of(site, *devices), container
+    assert views["second"][0].nodes == {}
 
 
 def test_a_container_that_is_started_again_has_the_same_gpu(site: Site, space: Space) -> None:
@@ -186,8 +192,10 @@ def test_admin_access_sees_all_gpus_beside_their_users(site: Site, space: Space)
     space.create(monitor, make.pod("monitor", claims={"gpus": "monitor"}))
     space.running("monitor")
     every = tuple(gpu.device for gpu in site.disk.gpus())
-    assert space.look("monitor").gpu_nodes == nodes_of(site, *every)
-    assert space.look("user").gpu_nodes == nodes_of(site, *space.devices("user"))
+    for pod, devices in {"monitor": every, "user": space.devices("user")}.items():
+        seen = space.look(pod)
+        assert seen.gpu_nodes == nodes_of(site, *devices), pod
+        assert seen.gpu_uuids == uuids_of(site, *devices), pod
 
     # Admin access holds nothing: the other seven are given out all the same.
     space.create(make.template("seven", make.request(count=7)), make.pod("rest", claims={"gpu": "template:seven"}))

@@ -38,6 +38,8 @@ class Agent:
         self._api = api
         self._disk = disk
         self._build = build
+        self._applied: list[Json] = []
+        self._usual: list[Json] = []
 
     def manifests(
         self,
@@ -77,8 +79,21 @@ class Agent:
         if wait:
             self.wait_ready()
 
+    def remember(self) -> None:
+        """What stands there now is what `restore` brings back."""
+        self._usual = self._applied
+
+    def restore(self) -> None:
+        """Bring back what was there when `remember` was called, in the place of what a failed test left."""
+        if self._usual:
+            self.apply_objects(self._usual)
+        else:
+            self.apply_objects(self.manifests())
+        self.wait_ready()
+
     def apply_objects(self, objects: list[Json]) -> None:
         """As `kubectl apply --server-side` does."""
+        self._applied = objects
         self._cluster.kubectl(
             *("apply", "--server-side", "--force-conflicts", "-f", "-"), stdin=yaml.safe_dump_all(objects)
         )

@@ -25,6 +25,8 @@ WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
 MERGE_PATCH = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 _PAUSE_S = 0.2
+HOPELESS = (400, 403, 405, 422)
+"""Answers that do not become others. 404 may: an API server that starts does not serve all of its groups at once."""
 
 
 class Kind(NamedTuple):
@@ -176,13 +178,20 @@ class Api:
         labels: str | None = None,
         fields: str | None = None,
         timeout_s: float,
+        trouble: list[Exception] | None = None,
     ) -> Iterator[list[Json]]:
-        """All objects that match, now and after each change, for so long. Starts anew when the server goes away."""
+        """All objects that match, now and after each change, for so long. Starts anew when the server goes away; why it went is
+        in `trouble`. Raises ApiError where asking again cannot help.
+        """
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             try:
                 yield from self._watch_once(KINDS[kind].path(namespace), _selectors(labels, fields), left)
-            except (urllib3.exceptions.HTTPError, ApiError):
+            except (urllib3.exceptions.HTTPError, ApiError) as error:
+                if isinstance(error, ApiError) and error.status in HOPELESS:
+                    raise
+                if trouble is not None:
+                    trouble[:] = [error]
                 time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
 
     def wait(
@@ -197,20 +206,28 @@ class Api:
     ) -> Json:
         """The object, once `until` holds for it. Fails with what was seen last."""
         last: Json | None = None
-        for items in self.watch(kind, namespace, fields=f"metadata.name={name}", timeout_s=timeout_s):
+        trouble: list[Exception] = []
+        fields = f"metadata.name={name}"
+        for items in self.watch(kind, namespace, fields=fields, timeout_s=timeout_s, trouble=trouble):
             last = items[0] if items else None
             if last is not None and until(last):
                 return last
-        raise AssertionError(f"{kind} {name}: not {what} within {timeout_s:g} s; last seen: {describe(last)}")
+        raise AssertionError(
+            f"{kind} {name}: not {what} within {timeout_s:g} s; last seen: {describe(last)}{_after(trouble)}"
+        )
 
     def wait_gone(self, kind: str, name: str, namespace: str | None = None, *, timeout_s: float = 120.0) -> None:
         """Return once there is no such object."""
         last: Json | None = None
-        for items in self.watch(kind, namespace, fields=f"metadata.name={name}", timeout_s=timeout_s):
+        trouble: list[Exception] = []
+        fields = f"metadata.name={name}"
+        for items in self.watch(kind, namespace, fields=fields, timeout_s=timeout_s, trouble=trouble):
             if not items:
                 return
             last = items[0]
-        raise AssertionError(f"{kind} {name}: not gone within {timeout_s:g} s; last seen: {describe(last)}")
+        raise AssertionError(
+            f"{kind} {name}: not gone within {timeout_s:g} s; last seen: {describe(last)}{_after(trouble)}"
+        )
 
     def events(self, kind: str, name: str, namespace: str | None = None) -> list[Json]:
         """The Events of an object, oldest first. Those of Nodes and other cluster-wide objects are in `default`."""
@@ -223,14 +240,16 @@ class Api:
     ) -> Json:
         """The first Event of an object whose reason or message contains the text."""
         seen: list[str] = []
+        trouble: list[Exception] = []
         fields = f"involvedObject.kind={kind},involvedObject.name={name}"
-        for items in self.watch("Event", namespace or "default", fields=fields, timeout_s=timeout_s):
+        place = namespace or "default"
+        for items in self.watch("Event", place, fields=fields, timeout_s=timeout_s, trouble=trouble):
             for event in items:
                 if text in event.get("reason", "") or text in event.get("message", ""):
                     return event
             seen = [f"{event.get('reason')}: {event.get('message')}" for event in items]
         raise AssertionError(
-            f"{kind} {name}: no Event with {text!r} within {timeout_s:g} s; there are: {seen or 'none'}"
+            f"{kind} {name}: no Event with {text!r} within {timeout_s:g} s; there are: {seen or 'none'}{_after(trouble)}"
         )
 
     def metrics(self, *, only: str = "") -> samples.Samples:
@@ -315,6 +334,10 @@ def describe(item: Json | None) -> str:
         told = " ".join(str(detail[key]) for key in ("reason", "exitCode", "message") if key in detail)
         parts.append(f"{container['name']} {state} {told}".strip())
     return "; ".join(parts) or json.dumps(status or item.get("spec", {}))[:500]
+
+
+def _after(trouble: list[Exception]) -> str:
+    return "".join(f"; the last trouble with the API server: {error}" for error in trouble)
 
 
 def _selectors(labels: str | None, fields: str | None) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Leftovers:
 
     def _objects(self) -> list[str]:
         return [
-            f"{kind} {item['metadata']['namespace']}/{item['metadata']['name']}"
+            f"{kind} {item['metadata']['namespace']}/{item['metadata']['name']} ({item['metadata']['uid']})"
             for kind in ("Pod", "ResourceClaim")
             for item in self._api.items(kind)
             if item["metadata"]["namespace"].startswith(PREFIX)

@@ -47,6 +47,8 @@ class Settings:
     keep: bool
     image: Path
     out: Path
+    made: Path
+    """Where the names of clusters are written before they are brought up, for who takes down what is left."""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -58,6 +60,7 @@ class Settings:
             keep=os.environ.get("NEARFIELD_E2E_KEEP") == "1",
             image=Path(os.environ["NEARFIELD_E2E_IMAGE"]),
             out=Path(os.environ["NEARFIELD_E2E_OUT"]),
+            made=Path(os.environ["NEARFIELD_E2E_MADE"]),
         )
 
 
@@ -109,6 +112,8 @@ class Sites:
         with_agent: bool = True,
     ) -> Iterator[Site]:
         with contextlib.ExitStack() as stack:
+            with self.settings.made.open("a") as names:
+                names.write(f"{options.name}\n")
             if not keep:
                 stack.callback(clusters.down, options.name)
             cluster = clusters.up(options)
