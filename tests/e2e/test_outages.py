@@ -18,6 +18,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,7 @@ def test_away_for_a_minute(site: Site, space: Space) -> None:
     site.cluster.wait_api()
 
     for name in names:
-        if load.failures(space, name):
-            space.retry(name)  # kubelet would come back to it after more than a minute
-        space.running(name)
+        waiting.until(partial(_tried_again, space, name), f"pod {name} runs", timeout_s=60)
     waiting.until(lambda: forgotten not in _uids(site), "the forgotten claim is unprepared", timeout_s=90)
     assert space.get("Pod", "stays")["status"]["containerStatuses"] == before["status"]["containerStatuses"]
     assert _versions(site) == versions  # the slices were not written again
@@ -196,6 +195,12 @@ def test_reboot(site: Site, space: Space) -> None:
     assert site.kubelet.calls("NodePrepareResources", code="OK") == len(claims)
     assert site.kubelet.claims_in_use(make.CLASS) == len(claims)
     waiting.until(lambda: site.agent.devices() == devices, "the same devices are published")
+
+
+def _tried_again(space: Space, pod: str) -> Json:
+    """The pod, running. Kubelet comes back to a failed Prepare after more than a minute, and could not tell of it meanwhile."""
+    space.retry(pod)
+    return space.running(pod, timeout_s=3)
 
 
 def _claim(space: Space, pod: str) -> str:
