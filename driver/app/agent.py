@@ -57,15 +57,19 @@ class Agent:
         self._outside_lock = threading.Lock()
 
     def stop(self, *, patience_s: float = 0.0) -> float:
-        """Begin to end, at once or, if a Prepare waits for what may pass, when it is answered or after `patience_s`: a Prepare
-        that fails costs its pod over a minute. Gives the patience that was granted.
+        """Begin to end, at once or, if a Prepare is under way, when it is answered or after `patience_s`: a Prepare that fails
+        costs its pod over a minute. Gives the patience that was granted.
         """
-        waits = self._answers is not None and self._answers.waiting()
-        self._patience_s = patience_s if waits else 0.0
+        self._patience_s = patience_s if self._answers is not None and self._answers.preparing() else 0.0
         if not self._patience_s:
-            self._stop.set()
+            self._end()
         self._told.set()
         return self._patience_s
+
+    def _end(self) -> None:
+        self._stop.set()
+        if self._answers is not None:
+            self._answers.wake()
 
     def run(self) -> int:
         """Serve until stopped; the exit status. Raises ConfigError or DriverError where it cannot go on."""
@@ -159,7 +163,7 @@ class Agent:
         """End the agent because of an error that a person or a new start must mend, or of a defect; kubelet starts it again."""
         if self._failure is None:
             self._failure = error
-        self._stop.set()
+        self._end()
         self._told.set()
 
     def _read_hardware(self, readings: inventory.Inventory, nodes: machine.NodeReader) -> None:

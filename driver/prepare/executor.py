@@ -25,7 +25,7 @@ import http
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -129,13 +129,14 @@ class Executor:
         self._clock = clock
         self._changed = threading.Condition()
         self._changes = 0
-        self._waiting = 0
+        self._preparing = 0
 
     def prepare(
         self, refs: Sequence[values.ClaimRef], call: values.Call
     ) -> Mapping[values.ClaimUid, values.Prepared | values.Failed]:
         """Prepare claims side by side; exactly one answer for each UID."""
-        return self._side_by_side(refs, lambda ref: self._answered(PREPARE, ref, lambda: self._prepare(ref, call)))
+        with self._counted():
+            return self._side_by_side(refs, lambda ref: self._answered(PREPARE, ref, lambda: self._prepare(ref, call)))
 
     def unprepare(
         self, refs: Sequence[values.ClaimRef], call: values.Call
@@ -143,14 +144,14 @@ class Executor:
         """Unprepare claims side by side; exactly one answer for each UID. A claim that is not known is unprepared."""
         return self._side_by_side(refs, lambda ref: self._answered(UNPREPARE, ref, lambda: self._unprepare(ref, call)))
 
-    def waiting(self) -> bool:
-        """Whether a Prepare waits for what may pass."""
-        return self._waiting > 0
+    def preparing(self) -> bool:
+        """Whether a Prepare is under way."""
+        return self._preparing > 0
 
     def finish(self, timeout_s: float) -> None:
-        """Return when no Prepare waits any more, the agent is told to stop at once, or the time is over."""
+        """Return when no Prepare is under way any more, the agent is told to stop at once (`wake`), or the time is over."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting or self._stop.is_set(), timeout_s)
+            self._changed.wait_for(lambda: not self._preparing or self._stop.is_set(), timeout_s)
 
     def wake(self) -> None:
         """Something that a waiting Prepare may wait for has changed: devices, the API server, the record."""
@@ -226,11 +227,7 @@ class Executor:
             if call.over():
                 raise ClaimError(f"{ref}: kubelet stopped waiting before its turn came; nothing was done")
             waited = _Wait(self._clock, min(self._wait_s, call.remaining_s() - self._reserve_s), self._pauses_s)
-            try:
-                return self._attempt_until(ref, waited, call)
-            finally:
-                if waited.pauses:
-                    self._count_waiting(-1)
+            return self._attempt_until(ref, waited, call)
 
     def _attempt_until(self, ref: values.ClaimRef, waited: _Wait, call: values.Call) -> tuple[values.Prepared, str]:
         """Attempt it until it works, it cannot work, or there is no time left to wait."""
@@ -241,17 +238,21 @@ class Executor:
             except ClaimError as error:
                 if not error.retryable:
                     raise
-                if not waited.pauses:
-                    self._count_waiting(1)
                 if not self._wait(seen, waited, call):
                     raise ClaimError(f"{error} (waited {waited.seconds():.0f} s)", retryable=True) from error
                 if waited.pauses == 1:
                     logger.info("Waiting: %s", error)
 
-    def _count_waiting(self, change: int) -> None:
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
         with self._changed:
-            self._waiting += change
-            self._changed.notify_all()
+            self._preparing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._preparing -= 1
+                self._changed.notify_all()
 
     def _wait(self, seen: int, waited: _Wait, call: values.Call) -> bool:
         """Wait for a change or a while; False when there is no time left to wait, or nobody who waits."""

@@ -260,6 +260,23 @@ def test_a_prepare_that_waits_is_answered_before_the_end(node: agents.Node, wait
     assert [path for path in node.kubelet_dir.rglob("*.sock*") if path.is_socket()] == []
 
 
+def test_a_prepare_in_its_first_call_is_answered_before_the_end(node: agents.Node) -> None:
+    agent = node.start()
+    kubelet = node.kubelet()
+    kubelet.wait_registered(DRIVER)
+    claim = node.claim("c1", node.wait_for_devices(8)[0]["name"])
+    fault = node.api.faults.inject(apiserver_faults.Hang(), verb="get", resource="resourceclaims")
+    asked = node.api.count("get", "resourceclaims")
+    with futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: kubelet.prepare(DRIVER, [claim])[claim.uid])
+        agents.until(lambda: node.api.count("get", "resourceclaims") > asked, "the Prepare asks for its claim")
+        agent.process.send_signal(signal.SIGTERM)
+        agents.until(lambda: "when the claims that wait are prepared" in agent.said(), "a word about what it waits for")
+        fault.remove()
+        assert isinstance(answer.result(20), values.Prepared)
+    assert agent.process.wait(20) == 0
+
+
 def test_a_second_signal_ends_it_though_a_prepare_waits(waiting: Waiting) -> None:
     waiting.agent.process.send_signal(signal.SIGTERM)
     agents.until(
