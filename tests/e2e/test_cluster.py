@@ -283,6 +283,8 @@ def require_nothing(name: str) -> None:
     theirs = re.compile(rf"{re.escape(str(layout.root))}(/|\b)|\b{re.escape(layout.namespace)}\b".encode())
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
+            if (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                continue  # dead; its parent, which may be the machine's init, has not collected it yet
             for file in ("cmdline", "cgroup", "mountinfo"):
                 if process.name != str(os.getpid()) and theirs.search((process / file).read_bytes()):
                     left.append(f"process {process.name}: {(process / 'cmdline').read_bytes()!r} ({file})")
