@@ -2,7 +2,7 @@
 """The agent ends and comes back while pods come and go.
 
 - it is killed
-- a rolling update of the DaemonSet: no pod fails, no Prepare fails; the gap in serving is measured and printed
+- a rolling update of the DaemonSet: no pod fails, no Prepare fails; the gap in serving is measured and shown at the end of the run
 - a rolling update while a Prepare waits for a GPU that is still being released
 - it is gone for longer than kubelet waits before it wipes the slices (30 s), and back
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -91,7 +91,7 @@ class Calls:
         return {key: value - self._before.get(key, 0) for key, value in now.items() if value != self._before.get(key)}
 
 
-def test_killed_under_load(site: Site, space: Space) -> None:
+def test_killed_under_load(site: Site, space: Space, record_property: Callable[[str, object], None]) -> None:
     before = site.agent.restarts()
     with Gaps(site).measured() as gaps, load.running(space, workers=WORKERS) as pods:
         pods.more(2 * WORKERS)
@@ -100,11 +100,11 @@ def test_killed_under_load(site: Site, space: Space) -> None:
         pods.more(3 * WORKERS)
         told = pods.finish()
     assert told.wrong == []
-    print(f"\nagent killed: longest time without an answer {gaps.longest_s:.1f} s; {told.line()}")
+    record_property("longest time without an answer", f"{gaps.longest_s:.1f} s; {told.line()}")
     site.agent.wait_ready()
 
 
-def test_rolling_update_under_load(site: Site, space: Space) -> None:
+def test_rolling_update_under_load(site: Site, space: Space, record_property: Callable[[str, object], None]) -> None:
     old = site.agent.pod()["metadata"]["uid"]
     calls = Calls(site)
     with Gaps(site).measured() as gaps, load.running(space, workers=WORKERS) as pods:
@@ -118,9 +118,7 @@ def test_rolling_update_under_load(site: Site, space: Space) -> None:
     assert told.retried == []
     waiting.until(lambda: not site.disk.record(), "every claim unprepared")
     seen = calls.seen()
-    print(
-        f"\nrolling update: longest time without an answer {gaps.longest_s:.2f} s; {told.line()}; kubelet's calls {seen}"
-    )
+    record_property("longest time without an answer", f"{gaps.longest_s:.2f} s; {told.line()}; kubelet's calls {seen}")
     # Every claim was prepared once and unprepared once.
     assert seen == {"NodePrepareResources OK": told.pods, "NodeUnprepareResources OK": told.pods}
 
@@ -154,7 +152,7 @@ def test_rolling_update_while_a_prepare_waits(site: Site, space: Space) -> None:
     site.agent.wait_ready()
 
 
-def test_gone_and_back(site: Site, space: Space) -> None:
+def test_gone_and_back(site: Site, space: Space, record_property: Callable[[str, object], None]) -> None:
     space.create(
         make.template("one"), *(make.pod(name, claims={"gpu": "template:one"}) for name in ("stays", "leaves"))
     )
@@ -166,7 +164,7 @@ def test_gone_and_back(site: Site, space: Space) -> None:
     assert site.disk.sockets() == frozenset()
     space.delete("Pod", "leaves", wait=False)
     waiting.until(lambda: not site.agent.slices(), "kubelet has wiped the slices", timeout_s=GONE_S + 15)
-    print(f"\nslices wiped {time.monotonic() - gone:.1f} s after the agent's pod had gone")
+    record_property("slices wiped after the agent's pod had gone", f"{time.monotonic() - gone:.1f} s")
     # Its containers have ended, but a GPU that was not unprepared is not let go of.
     assert space.api.find("Pod", "leaves", space.name) is not None
     assert len(site.disk.record()) == 2

@@ -17,7 +17,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -156,7 +156,7 @@ def test_connections_are_cut(site: Site, space: Space) -> None:
     assert load.failures(space, "p") == []
 
 
-def test_reboot(site: Site, space: Space) -> None:
+def test_reboot(site: Site, space: Space, record_property: Callable[[str, object], None]) -> None:
     space.create(
         make.template("one"),
         make.template("two", make.request(count=2)),
@@ -176,13 +176,13 @@ def test_reboot(site: Site, space: Space) -> None:
     space.api.wait("Pod", name, agents.NAMESPACE, until=_runs_again, what="running again", timeout_s=90)
     site.agent.wait_ready()
     waiting.until(lambda: site.agent.readyz()[0] == 200, "the agent is ready")
-    print(f"\nready again {time.monotonic() - began:.1f} s after kubelet started")
+    record_property("agent ready after kubelet started", f"{time.monotonic() - began:.1f} s")
     for pod in ("a", "b"):
         # Kubelet had tried before the agent was there; it would come back to it after more than a minute.
         space.retry(pod)
     for pod, claim in claims.items():
         seen = space.api.wait("Pod", pod, space.name, until=_runs_again, what="running again")
-        print(f"{pod} runs again {time.monotonic() - began:.1f} s after kubelet started")
+        record_property(f"pod {pod} runs again after kubelet started", f"{time.monotonic() - began:.1f} s")
         assert seen["spec"]["nodeName"] == site.node_name
         now = space.claim_of(pod, "gpu")
         assert now["metadata"]["uid"] == claim["metadata"]["uid"]
