@@ -187,11 +187,11 @@ def test_what_nobody_holds_leaves_after_one_list() -> None:
 def test_what_a_claim_holds_stays_and_is_asked_for_more_and_more_rarely() -> None:
     asked = Asked()
     asked.claims.claims = [claim(result("a"))]
-    assert asked.look("a") == ("a", 60.0, 1)
-    asked.now += 30
-    assert asked.look("a") == ("a", 30.0, 1)
-    asked.now += 30
-    assert asked.look("a") == ("a", 120.0, 2)
+    assert asked.look("a") == ("a", 3.0, 1)
+    asked.now += 2
+    assert asked.look("a") == ("a", 1.0, 1)
+    asked.now += 1
+    assert asked.look("a") == ("a", 6.0, 2)
     for _ in range(10):
         asked.now += 600
         assert asked.look("a")[0] == "a"
@@ -204,7 +204,7 @@ def test_what_a_claim_holds_stays_and_is_asked_for_more_and_more_rarely() -> Non
 def test_a_device_that_is_unprepared_is_asked_for_at_once() -> None:
     asked = Asked()
     asked.claims.claims = [claim(result("a"))]
-    assert asked.look("a b", "b") == ("a b", 30.0, 1)
+    assert asked.look("a b", "b") == ("a b", 3.0, 1)
     asked.now += 1
     assert asked.look("a b", "")[2] == 2
 
@@ -216,7 +216,7 @@ def test_that_nobody_holds_it_is_believed_for_seconds_only() -> None:
     assert asked.look("a")[2] == 1
     asked.now += 11
     asked.claims.claims = [claim(result("a"))]
-    assert asked.look("a") == ("a", 120.0, 2)
+    assert asked.look("a") == ("a", 6.0, 2)
 
 
 def test_no_answer_means_held() -> None:
