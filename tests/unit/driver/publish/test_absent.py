@@ -2,20 +2,18 @@
 """Devices that vanish: who stays listed, where, and what is kept of them.
 
 Aspects: held and not held; place in the order; coming back; names of NICs that moved away; the record's form, whole and
-damaged; what claims hold; when claims are listed.
+damaged; what a claim holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver import errors
-from driver.publish import absent, devices, held
+from driver.publish import absent, devices
 from tests.fakes import publishing
 
 
@@ -141,92 +139,3 @@ def test_a_claim_holds_what_its_allocation_names_here() -> None:
 )
 def test_a_claim_without_an_allocation_holds_nothing(body: dict[str, Any]) -> None:
     assert absent.held_by(body, driver_name="gpu.nearfield.dev", pool="n1") == frozenset()
-
-
-class Claims:
-    """Lists claims, or fails; counts."""
-
-    def __init__(self) -> None:
-        self.claims: list[dict[str, Any]] = []
-        self.error: errors.ApiError | None = None
-        self.lists = 0
-
-    def list_claims(self, *, timeout_s: float, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        assert timeout_s > 0
-        self.lists += 1
-        if self.error is not None:
-            raise self.error
-        return [body for body in self.claims if keep(body)]
-
-
-class Asked:
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.claims = Claims()
-        self.holding = held.HeldDevices(self.claims, driver_name="gpu.nearfield.dev", pool="n1", clock=lambda: self.now)
-
-    def look(self, missing: str = "", recorded: str = "") -> tuple[str, float | None, int]:
-        """Names held, when to ask again, LISTs so far."""
-        looked = self.holding.look(missing.split(), recorded.split())
-        return " ".join(sorted(looked.names)), looked.again_s, self.claims.lists
-
-
-def test_nothing_missing_asks_nobody() -> None:
-    assert Asked().look() == ("", None, 0)
-
-
-def test_what_the_record_holds_needs_no_list() -> None:
-    assert Asked().look("a", "a b") == ("a", 30.0, 0)
-
-
-def test_what_nobody_holds_leaves_after_one_list() -> None:
-    asked = Asked()
-    assert asked.look("a b", "b") == ("b", 30.0, 1)
-
-
-def test_what_a_claim_holds_stays_and_is_asked_for_more_and_more_rarely() -> None:
-    asked = Asked()
-    asked.claims.claims = [claim(result("a"))]
-    assert asked.look("a") == ("a", 3.0, 1)
-    asked.now += 2
-    assert asked.look("a") == ("a", 1.0, 1)
-    asked.now += 1
-    assert asked.look("a") == ("a", 6.0, 2)
-    for _ in range(10):
-        asked.now += 600
-        assert asked.look("a")[0] == "a"
-    assert asked.look("a")[1] == 600.0
-    asked.claims.claims = []
-    asked.now += 600
-    assert asked.look("a")[0] == ""
-
-
-def test_a_device_that_is_unprepared_is_asked_for_at_once() -> None:
-    asked = Asked()
-    asked.claims.claims = [claim(result("a"))]
-    assert asked.look("a b", "b") == ("a b", 3.0, 1)
-    asked.now += 1
-    assert asked.look("a b", "")[2] == 2
-
-
-def test_that_nobody_holds_it_is_believed_for_seconds_only() -> None:
-    asked = Asked()
-    asked.look("a")
-    asked.now += 1
-    assert asked.look("a")[2] == 1
-    asked.now += 11
-    asked.claims.claims = [claim(result("a"))]
-    assert asked.look("a") == ("a", 6.0, 2)
-
-
-def test_no_answer_means_held() -> None:
-    asked = Asked()
-    asked.claims.error = errors.ApiError("forbidden", reason=errors.ApiReason.FORBIDDEN, status=403)
-    looked = asked.holding.look(["a"], [])
-    assert looked.names == {"a"}
-    assert looked.trouble is not None
-    assert "forbidden" in looked.trouble
-    assert 1.5 <= (looked.again_s or 0) <= 2.0
-    asked.claims.error = None
-    asked.now += 2
-    assert asked.look("a") == ("", None, 2)

@@ -13,77 +13,113 @@ from typing import Any
 from driver import errors
 from driver.publish import held
 
-DRIVER, POOL, LOST = "gpu.nearfield.dev", "n1", "gpu-0000-1b-00-0"
+
+def claim(device: str) -> dict[str, Any]:
+    result = {"driver": "gpu.nearfield.dev", "pool": "n1", "device": device}
+    return {"status": {"allocation": {"devices": {"results": [result]}}}}
 
 
-class Holding:
-    """A HeldDevices with a server and a clock that the test sets."""
+class Claims:
+    """Lists claims, or fails; counts."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.allocated: tuple[str, ...] = ()
+        self.claims: list[dict[str, Any]] = []
         self.error: errors.ApiError | None = None
         self.lists = 0
-        self.devices = held.HeldDevices(self, driver_name=DRIVER, pool=POOL, clock=lambda: self.now)
 
     def list_claims(self, *, timeout_s: float, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         assert timeout_s > 0
         self.lists += 1
         if self.error is not None:
             raise self.error
-        results = [{"driver": DRIVER, "pool": POOL, "device": name} for name in self.allocated]
-        claim = {"status": {"allocation": {"devices": {"results": results}}}}
-        return [claim] if keep(claim) else []
-
-    def look(self, *recorded: str) -> held.Held:
-        return self.devices.look({LOST}, set(recorded))
+        return [body for body in self.claims if keep(body)]
 
 
-def test_what_the_record_names_needs_no_list() -> None:
-    holding = Holding()
-    assert holding.look(LOST) == held.Held(names=frozenset({LOST}), again_s=held.RECORD_AGAIN_S)
-    assert holding.lists == 0
+class Asked:
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.claims = Claims()
+        self.holding = held.HeldDevices(self.claims, driver_name="gpu.nearfield.dev", pool="n1", clock=lambda: self.now)
+
+    def look(self, missing: str = "", recorded: str = "") -> tuple[str, float | None, int]:
+        """Names held, when to ask again, LISTs so far."""
+        looked = self.holding.look(missing.split(), recorded.split())
+        return " ".join(sorted(looked.names)), looked.again_s, self.claims.lists
 
 
-def test_what_nobody_has_is_free_at_once() -> None:
-    holding = Holding()
-    assert holding.look() == held.Held(names=frozenset())
-    assert holding.lists == 1
+def test_nothing_missing_asks_nobody() -> None:
+    assert Asked().look() == ("", None, 0)
 
 
-def test_an_allocated_device_is_asked_for_soon_and_then_less_and_less_often() -> None:
-    holding = Holding()
-    holding.allocated = (LOST,)
+def test_what_the_record_holds_needs_no_list() -> None:
+    assert Asked().look("a", "a b") == ("a", 30.0, 0)
+
+
+def test_what_nobody_holds_leaves_after_one_list() -> None:
+    asked = Asked()
+    assert asked.look("a b", "b") == ("b", 30.0, 1)
+
+
+def test_what_a_claim_holds_stays_and_is_asked_for_soon_and_then_less_and_less_often() -> None:
+    asked = Asked()
+    asked.claims.claims = [claim("a")]
     pauses = []
     for _ in range(10):
-        found = holding.look()
-        assert found.names == {LOST}
-        assert found.again_s is not None
-        pauses.append(found.again_s)
-        holding.now += found.again_s
-    assert (pauses, holding.lists) == ([3, 6, 12, 24, 48, 96, 192, 384, 600, 600], 10)
+        names, again_s, _lists = asked.look("a")
+        assert (names, again_s is None) == ("a", False)
+        pauses.append(again_s)
+        asked.now += again_s or 0
+    assert (pauses, asked.claims.lists) == ([3, 6, 12, 24, 48, 96, 192, 384, 600, 600], 10)
+    asked.claims.claims = []
+    assert asked.look("a") == ("", None, 11)
+
+
+def test_between_two_lists_nobody_is_asked() -> None:
+    asked = Asked()
+    asked.claims.claims = [claim("a")]
+    asked.look("a")
+    asked.now += 2
+    assert asked.look("a") == ("a", 1.0, 1)
 
 
 def test_a_claim_that_goes_after_its_release_frees_the_device_within_seconds() -> None:
-    holding = Holding()
-    holding.allocated = (LOST,)
-    holding.look(LOST)
-    holding.now += 3600
+    asked = Asked()
+    asked.claims.claims = [claim("a")]
+    asked.look("a", "a")
+    asked.now += 3600
     # Unprepared; the control plane still has the claim.
-    assert holding.look().again_s == held.FIRST_AGAIN_S
-    holding.now += held.FIRST_AGAIN_S
-    holding.allocated = ()
-    assert holding.look().names == frozenset()
+    assert asked.look("a") == ("a", 3.0, 1)
+    asked.now += 3
+    asked.claims.claims = []
+    assert asked.look("a") == ("", None, 2)
 
 
-def test_a_list_that_fails_frees_nothing() -> None:
-    holding = Holding()
-    holding.error = errors.ApiError("away", reason=errors.ApiReason.UNAVAILABLE)
-    found = holding.look()
-    assert found.names == {LOST}
-    assert found.trouble is not None
-    assert "away" in found.trouble
-    assert found.again_s is not None
-    holding.now += found.again_s
-    holding.error = None
-    assert holding.look() == held.Held(names=frozenset())
+def test_a_device_that_is_unprepared_is_asked_for_at_once() -> None:
+    asked = Asked()
+    asked.claims.claims = [claim("a")]
+    assert asked.look("a b", "b") == ("a b", 3.0, 1)
+    asked.now += 1
+    assert asked.look("a b", "")[2] == 2
+
+
+def test_that_nobody_holds_it_is_believed_for_seconds_only() -> None:
+    asked = Asked()
+    asked.look("a")
+    asked.now += 1
+    assert asked.look("a")[2] == 1
+    asked.now += 11
+    asked.claims.claims = [claim("a")]
+    assert asked.look("a") == ("a", 6.0, 2)
+
+
+def test_no_answer_means_held() -> None:
+    asked = Asked()
+    asked.claims.error = errors.ApiError("forbidden", reason=errors.ApiReason.FORBIDDEN, status=403)
+    looked = asked.holding.look(["a"], [])
+    assert looked.names == {"a"}
+    assert looked.trouble is not None
+    assert "forbidden" in looked.trouble
+    assert 1.5 <= (looked.again_s or 0) <= 2.0
+    asked.claims.error = None
+    asked.now += 2
+    assert asked.look("a") == ("", None, 2)
