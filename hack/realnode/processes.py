@@ -31,32 +31,22 @@ def start(
     layout: Layout, component: str, arguments: Sequence[str], *, inside: int, environment: Mapping[str, str]
 ) -> None:
     """Starts a component in the namespaces of the process `inside`; its output goes to its log. It is in a session of its own."""
-    layout.logs.mkdir(parents=True, exist_ok=True)
-    with (layout.logs / f"{component}.log").open("ab") as log:
-        _start(
-            layout,
-            component,
-            ["nsenter", f"--target={inside}", "--mount", "--net", "--", *arguments],
-            stdout=log,
-            stderr=log,
-            environment=environment,
-        )
+    _start_logged(
+        layout, component, ["nsenter", f"--target={inside}", "--mount", "--net", "--", *arguments], environment
+    )
 
 
 def start_in_network(
     layout: Layout, component: str, arguments: Sequence[str], *, environment: Mapping[str, str]
 ) -> None:
     """The same in the cluster's network alone, with the files of the machine."""
+    _start_logged(layout, component, ["nsenter", f"--net={layout.namespace_file}", "--", *arguments], environment)
+
+
+def _start_logged(layout: Layout, component: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
     layout.logs.mkdir(parents=True, exist_ok=True)
     with (layout.logs / f"{component}.log").open("ab") as log:
-        _start(
-            layout,
-            component,
-            ["nsenter", f"--net={layout.namespace_file}", "--", *arguments],
-            stdout=log,
-            stderr=log,
-            environment=environment,
-        )
+        _start(layout, component, command, stdout=log, stderr=log, environment=environment)
 
 
 def start_holder(layout: Layout, component: str, arguments: Sequence[str], *, ready_s: float) -> None:
