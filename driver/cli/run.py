@@ -17,10 +17,10 @@ from driver.cli import run_options
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 45.0
-"""How long a Prepare that waits may go on after SIGTERM: kubelet waits no longer for its answer."""
+"""How long a Prepare that is under way may go on after SIGTERM: kubelet waits no longer for its answer."""
 
 STOP_S = 1.8
-"""From the signal, or from the answer to the last Prepare that waited, to the end, whatever hangs in it: a disk, a mount, a
+"""From the signal, or from the answer to the last Prepare under way, to the end, whatever hangs in it: a disk, a mount, a
 server that takes requests and never answers. Nothing is lost by an end without ceremony, as it could come at any moment; only
 sockets may stay, for the next start to remove.
 """
@@ -34,7 +34,7 @@ EXIT_S = 0.5
     help="""Run the agent of this node.
 
     Serves kubelet on its plugin sockets, publishes ResourceSlices, and stays until SIGTERM or SIGINT, which end it within
-    two seconds. SIGTERM lets a Prepare finish that waits, for 45 s at most; a second signal does not. What it cannot do
+    two seconds. SIGTERM lets a Prepare under way finish, for 45 s at most; a second signal does not. What it cannot do
     now (an API server that is away, a GPU that does not answer) it waits for and says on /readyz.""",
     epilog="""\b
     Examples:
