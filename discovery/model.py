@@ -78,6 +78,17 @@ class PcieLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimit:
+    """The slowest PCIe link between a function and its host bridge. `at` is the function at the link's lower end; `width` the
+    lanes in use; `speed_gts` the best speed that both ends can, as an idle device lowers the current one.
+    """
+
+    at: PciAddress
+    width: int
+    speed_gts: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PciFunction:
     """One PCI function and its place in the machine, as sysfs shows it (Documentation/ABI/testing/sysfs-bus-pci)."""
 
@@ -95,9 +106,11 @@ class PciFunction:
     bridges: tuple[PciAddress, ...] = ()
     """The PCI bridges between host bridge and function, outermost first, the function itself left out."""
     switch: PciAddress | None = None
-    """Upstream port of the innermost PCIe switch above the function."""
+    """Upstream port of the innermost PCIe switch above the function; of a group from an overlay, its lowest function."""
     switches: tuple[PciAddress, ...] = ()
-    """Upstream ports of all PCIe switches above the function, innermost first."""
+    """Upstream ports of all PCIe switches above the function, innermost first. A part that shows itself as two levels is one."""
+    switch_source: Provenance | None = None
+    """Where `switches` comes from; None when there are none."""
     numa_node: int | None = None
     numa_source: Provenance | None = None
     cpu_socket: int | None = None
@@ -108,6 +121,8 @@ class PciFunction:
     iommu_type: str | None = None
     driver: str | None = None
     link: PcieLink | None = None
+    narrowest: LinkLimit | None = None
+    """None when a link on the way up is not known."""
     physical_function: PciAddress | None = None
     """The PF of an SR-IOV virtual function."""
 
@@ -132,6 +147,10 @@ class Bridge:
     pci: PciFunction
     port_type: PortType | None = None
     port_type_inferred: bool = False
+    redirects: bool | None = None
+    """Whether it sends peer-to-peer requests from below up to the root complex (ACS P2P Request Redirect, PCIe base
+    specification 7.7.11). False also where it has no ACS capability; None when that is not readable.
+    """
 
 
 class GpuState(StrEnum):
@@ -199,6 +218,8 @@ class NicPairing:
     name: str | None = None
     ties: tuple[PciAddress, ...] = ()
     rail: int | None = None
+    data_direct: PciAddress | None = None
+    """The NIC's DMA function that stands beside the GPU, by which `distance` is meant; None where the NIC itself does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +253,10 @@ class Gpu:
     memory_bytes: int | None = None
     multiprocessors: int | None = None
     mig_mode: MigMode | None = None
+    memory_numa_node: int | None = None
+    """The NUMA node that its memory is, on systems whose CPUs address it (Grace); has nothing to do with CPU affinity."""
+    c2c: bool | None = None
+    """Whether it reaches its CPU by NVLink-C2C (nvmlDeviceGetC2cModeInfoV)."""
     nvlinks: tuple[NvLink, ...] = ()
     fabric: Fabric | None = None
     groups: GpuGroups = field(default_factory=GpuGroups)
@@ -254,6 +279,10 @@ class NetworkInterface:
     link_type: int | None = None
     """ARPHRD number: 1 Ethernet, 32 InfiniBand."""
     mtu: int | None = None
+    master: str | None = None
+    """The bond or bridge that it belongs to."""
+    vlans: tuple[str, ...] = ()
+    """The VLAN interfaces on it, or on its master."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +312,12 @@ class Nic:
     interfaces: tuple[NetworkInterface, ...] = ()
     rdma_devices: tuple[RdmaDevice, ...] = ()
     rail: int | None = None
+    rail_source: Provenance | None = None
+    """OVERLAY when a person gave the rail; SYSFS when it was counted from the order of the NICs."""
+    management: bool | None = None
+    """Whether the node's default route leaves by it, or by a bond, bridge or VLAN above it; None when routes cannot be read."""
+    data_direct: PciFunction | None = None
+    """Its DMA function in the PCIe tree of a GPU (ConnectX-8 Data Direct), found by the vital product data of both."""
 
     @property
     def address(self) -> PciAddress:
@@ -314,12 +349,16 @@ class Nvme:
 class Path:
     """The path between two devices, `a` < `b`. `nvlinks`: active NVLinks between two GPUs (0: none). There is a path between
     every two GPUs, NICs and NVMe controllers, but for virtual functions, which share those of their physical function.
+
+    `direct`: whether PCIe traffic between them stays below the host bridge. False where the path crosses a host bridge, or a
+    port on it redirects to the root complex (ACS), however near the class says they are; None when that is not known.
     """
 
     a: PciAddress
     b: PciAddress
     path_class: PathClass
     nvlinks: int = 0
+    direct: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +372,17 @@ class NumaNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDirect:
+    """What a NIC needs on this host to read and write GPU memory itself. `peer_memory`: the kernel module for it that is
+    loaded (`nvidia_peermem`, `nv_peer_mem`), None when none is. `dma_buf`: whether kernel and NVIDIA driver export GPU memory
+    as dma-buf; None when they do not say enough.
+    """
+
+    peer_memory: str | None = None
+    dma_buf: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The machine itself. `sockets`: physical package -> its online CPUs; empty where the kernel tells none."""
 
@@ -343,6 +393,7 @@ class Host:
     sockets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     vendor: str | None = None
     product: str | None = None
+    gpu_direct: GpuDirect = field(default_factory=GpuDirect)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
