@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PCI configuration space of a mock function: header, bus numbers and the capabilities that say what a function is.
 
-256 bytes in the layout of the PCI Local Bus and PCI Express Base specifications (7.5.1, 7.5.3): type 0 or 1 header, power
-management at 0x40, PCI Express at 0x60. BARs are zero: no address of a real machine is public.
+In the layout of the PCI Local Bus and PCI Express Base specifications (7.5.1, 7.5.3, 7.7.11): type 0 or 1 header, power
+management at 0x40, the subsystem of a bridge at 0x50, PCI Express at 0x60; of ports that have access control services 4096
+bytes, with error reporting at 0x100 and those services at 0x150. BARs are zero: no address of a real machine is public.
 """
 
 from __future__ import annotations
@@ -10,11 +11,19 @@ from __future__ import annotations
 from discovery.mock.pcitree import Function
 
 SIZE = 256
+EXTENDED_SIZE = 4096
 
 _COMMAND = 0x0406  # memory space, bus master, interrupts off
 _STATUS = 0x0010  # has capabilities
 _POWER = 0x40
+_SUBSYSTEM = 0x50
 _EXPRESS = 0x60
+_ERRORS = 0x100
+_ACCESS = 0x150
+_ACCESS_CAPABLE = 0x001F
+"""Source validation, translation blocking, request and completion redirect, upstream forwarding."""
+_ACCESS_REDIRECTING = 0x001D
+"""What the kernel turns on (pci_std_enable_acs, drivers/pci/pci.c)."""
 _EXPRESS_VERSION = 2
 _SLOT_IMPLEMENTED = 1 << 8
 _DOWNWARD = (4, 6)
@@ -23,7 +32,7 @@ _DOWNWARD = (4, 6)
 
 def config(function: Function, *, multifunction: bool) -> bytes:
     """The configuration space of a function. `multifunction`: whether its device has more than one."""
-    space = bytearray(SIZE)
+    space = bytearray(SIZE if function.redirects is None else EXTENDED_SIZE)
     _put(space, 0x00, 2, function.ids.vendor)
     _put(space, 0x02, 2, function.ids.device)
     _put(space, 0x04, 2, _COMMAND)
@@ -36,13 +45,23 @@ def config(function: Function, *, multifunction: bool) -> bytes:
         _put(space, 0x18, 1, function.bridging.primary)
         _put(space, 0x19, 1, function.bridging.secondary)
         _put(space, 0x1A, 1, function.bridging.subordinate)
+        if function.part.subsystem is not None:
+            _put(space, _SUBSYSTEM, 1, 0x0D)
+            _put(space, _SUBSYSTEM + 1, 1, _EXPRESS)
+            _put(space, _SUBSYSTEM + 4, 2, function.part.subsystem.vendor)
+            _put(space, _SUBSYSTEM + 6, 2, function.part.subsystem.device)
     elif function.part.subsystem is not None:
         _put(space, 0x2C, 2, function.part.subsystem.vendor)
         _put(space, 0x2E, 2, function.part.subsystem.device)
     _put(space, _POWER, 1, 0x01)
-    _put(space, _POWER + 1, 1, _EXPRESS)
+    _put(space, _POWER + 1, 1, _SUBSYSTEM if space[_SUBSYSTEM] else _EXPRESS)
     _put(space, _POWER + 2, 2, 0x0003)
     _express(space, function)
+    if function.redirects is not None:
+        _put(space, _ERRORS, 4, _ACCESS << 20 | 2 << 16 | 0x0001)
+        _put(space, _ACCESS, 4, 1 << 16 | 0x000D)
+        _put(space, _ACCESS + 4, 2, _ACCESS_CAPABLE)
+        _put(space, _ACCESS + 6, 2, _ACCESS_REDIRECTING if function.redirects else 0)
     return bytes(space)
 
 

@@ -86,6 +86,10 @@ class Host(Model):
 class Driver(Model):
     """The loaded NVIDIA driver. Without it no function is bound to it and there is no NVML."""
 
+    acs_redirect: bool = False
+    """Whether ports send peer-to-peer requests to the root complex: what the kernel sets where it finds an IOMMU and neither
+    `pci=disable_acs_redir` nor the firmware or a service of the maker keeps it from that.
+    """
     version: str = Field(pattern=r"^[0-9]+(\.[0-9]+){1,2}$")
     cuda: Version
     peer_memory: bool = False
@@ -189,6 +193,12 @@ class Slot(Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Slot:
+    acs_redirect: bool | None = None
+    """Of the port, where it is not as the host's."""
+    vpd: str | None = Field(default=None, pattern=_NAME)
+    """A word for the card. Functions with the same word show the same vital product data; without it they have none."""
+    virtual_functions: int = Field(default=0, ge=0)
+    """How many SR-IOV virtual functions are switched on, of each function."""
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) > 1:
             raise ValueError(f"a slot holds one thing, not {' and '.join(given)}")
@@ -200,9 +210,11 @@ class Slot(Model):
             ("module_id", "gpu"),
             ("root", "device"),
         ):
-            if getattr(self, key) and kind != owner:
+            if getattr(self, key) and kind not in owner.split(" or "):
                 raise ValueError(f"{kind} takes no {to_camel(key)}; only {owner} does")
         return self
+            ("vpd", "nic or device"),
+            ("virtual_functions", "nic or gpu"),
 
     @property
     def kind(self) -> str | None:

@@ -7,7 +7,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from discovery.mock import configspace, cpulists
+from discovery.mock import configspace, cpulists, iommu
 from discovery.mock.pcitree import Function
 from discovery.mock.products import SPEEDS
 from discovery.mock.recording import Entry, Link
@@ -16,7 +16,9 @@ from discovery.mock.recording import Entry, Link
 def files(
     functions: Sequence[Function], *, node_cpus: Mapping[int, Sequence[int]], iommu_type: str
 ) -> dict[str, Entry]:
-    """All of them, and the buses, drivers and IOMMU groups that link to them. `node_cpus`: CPUs of each NUMA node."""
+    """All of them, and the buses, drivers and IOMMU groups that link to them. `node_cpus`: CPUs of each NUMA node;
+    `iommu_type`: type of the groups, or `off`.
+    """
     every = tuple(sorted(cpu for cpus in node_cpus.values() for cpu in cpus))
     possible = every[-1] + 1
     sharing = Counter((f.address.domain, f.address.bus, f.address.device) for f in functions)
@@ -25,7 +27,10 @@ def files(
         multifunction = sharing[function.address.domain, function.address.bus, function.address.device] > 1
         cpus = every if function.numa is None else tuple(node_cpus[function.numa])
         tree.update(_function(function, cpus, possible=possible, multifunction=multifunction))
-        _group(tree, function, iommu_type)
+    if iommu_type != "off":
+        groups = iommu.groups(functions)
+        for function in functions:
+            _group(tree, function, groups[function.address], iommu_type)
     for directory, numa in _root_buses(functions).items():
         cpus = every if numa is None else tuple(node_cpus[numa])
         bus = posixpath.basename(directory).removeprefix("pci")
@@ -59,6 +64,8 @@ def _function(function: Function, cpus: Sequence[int], *, possible: int, multifu
     if subsystem is not None:
         tree[f"{here}/subsystem_vendor"] = f"0x{subsystem.vendor:04x}\n"
         tree[f"{here}/subsystem_device"] = f"0x{subsystem.device:04x}\n"
+    if function.vpd is not None:
+        tree[f"{here}/vpd"] = function.vpd
     if function.part.revision is not None:
         tree[f"{here}/revision"] = f"0x{function.part.revision:02x}\n"
     if function.link is not None:
@@ -74,14 +81,11 @@ def _function(function: Function, cpus: Sequence[int], *, possible: int, multifu
     return tree
 
 
-def _group(tree: dict[str, Entry], function: Function, iommu_type: str) -> None:
-    """With access control services every function has a group of its own."""
-    group = function.iommu_group
-    if group is not None:
-        groups = f"kernel/iommu_groups/{group}"
-        tree[f"sys/devices/{function.directory}/iommu_group"] = Link(f"{up(function.directory)}{groups}")
-        tree[f"sys/{groups}/type"] = f"{iommu_type}\n"
-        tree[f"sys/{groups}/devices/{function.address}"] = Link(f"../../../../devices/{function.directory}")
+def _group(tree: dict[str, Entry], function: Function, group: int, iommu_type: str) -> None:
+    groups = f"kernel/iommu_groups/{group}"
+    tree[f"sys/devices/{function.directory}/iommu_group"] = Link(f"{up(function.directory)}{groups}")
+    tree[f"sys/{groups}/type"] = f"{iommu_type}\n"
+    tree[f"sys/{groups}/devices/{function.address}"] = Link(f"../../../../devices/{function.directory}")
 
 
 def _root_buses(functions: Sequence[Function]) -> dict[str, int | None]:

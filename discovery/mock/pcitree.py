@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import machine
+from discovery.mock import machine, vital
 from discovery.mock import products as parts
 
 Place = tuple[str | int, ...]
@@ -86,11 +86,13 @@ class Function:
     name: str | None = None
     port: machine.Port | None = None
     """Of a NIC's function: what the document says of it."""
-    iommu_group: int | None = None
+    redirects: bool | None = None
+    """Whether a root port or downstream port redirects peer-to-peer requests; None for what has no such switch."""
+    vpd: bytes | None = None
 
 
 def build(described: machine.Machine, catalogue: parts.Products) -> tuple[Function, ...]:
-    """All functions in order of address, named and grouped. MachineError names the place of a contradiction."""
+    """All functions in order of address, named. MachineError names the place of a contradiction."""
     builder = _Builder(described, described.products.over(catalogue))
     for number, root in enumerate(described.pci):
         builder.root(root, ("pci", number))
@@ -113,10 +115,7 @@ class _Builder:
         self._functions: dict[PciAddress, Function] = {}
 
     def finished(self) -> list[Function]:
-        functions = sorted(self._functions.values(), key=lambda function: function.address)
-        if self._machine.host.iommu == "off":
-            return functions
-        return [dataclasses.replace(function, iommu_group=number) for number, function in enumerate(functions)]
+        return sorted(self._functions.values(), key=lambda function: function.address)
 
     def root(self, root: machine.RootComplex, place: Place, *, inside: str = "") -> None:
         domain, first = root.root
@@ -208,8 +207,12 @@ class _Builder:
                 driver="pcieport",
                 link=_link(product.pcie, limit, slot.link),
                 bridging=Bridging(primary=bus.number, secondary=secondary, subordinate=secondary),
+                redirects=None if kind is PortType.UPSTREAM else self._redirects(slot),
             ),
         )
+
+    def _redirects(self, slot: machine.Slot) -> bool:
+        return self._machine.host.acs_redirect if slot.acs_redirect is None else slot.acs_redirect
 
     def _narrower(self, port: parts.Pcie, slot: machine.Slot, place: Place) -> parts.Pcie:
         """What a port and the thing behind it can both do; a port with nothing known behind it keeps its own."""
@@ -261,6 +264,7 @@ class _Builder:
                     slot=slot,
                     name=slot.name,
                     port=port,
+                    vpd=None if slot.vpd is None else vital.data(self._machine.name, slot.vpd, part.name),
                 ),
             )
         if slot.root is not None:
