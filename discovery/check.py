@@ -157,7 +157,7 @@ def _groups(snapshot: model.Snapshot) -> Iterator[str]:
 
 def _nics(snapshot: model.Snapshot) -> Iterator[str]:
     nics = {nic.address: nic for nic in snapshot.nics}
-    classes = {(path.a, path.b): path.path_class for path in snapshot.paths}
+    ports = topology.port_types(snapshot.bridges)
     for gpu in snapshot.gpus:
         if gpu.nic is None:
             continue
@@ -167,27 +167,11 @@ def _nics(snapshot: model.Snapshot) -> Iterator[str]:
         if gpu.nic.address not in gpu.nic.ties:
             yield f"{gpu.address}: its NIC {gpu.nic.address} is not among the nearest"
         for tie in gpu.nic.ties:
-            if classes.get((min(gpu.address, tie), max(gpu.address, tie))) is not gpu.nic.distance:
+            near = nics.get(tie)
+            if near is None or topology.path_class(gpu.pci, near.pci, ports) is not gpu.nic.distance:
                 yield f"{gpu.address}: the path to {tie} is not {gpu.nic.distance}"
         if chosen is not None and gpu.nic.rail != chosen.rail:
             yield f"{gpu.address}: its rail {gpu.nic.rail} is not that of its NIC"
-
-
-def _paths(snapshot: model.Snapshot) -> Iterator[str]:
-    gpus = {gpu.address for gpu in snapshot.gpus}
-    expected = list(
-        itertools.combinations(
-            sorted(pci.address for pci in topology.endpoints(snapshot.gpus, snapshot.nics, snapshot.nvmes)), 2
-        )
-    )
-    pairs = [(path.a, path.b) for path in snapshot.paths]
-    if pairs != expected:
-        yield "paths are not those of every pair of endpoints, each once, ordered by address"
-    for path in snapshot.paths:
-        if path.nvlinks and not {path.a, path.b} <= gpus:
-            yield f"{path.a} - {path.b}: NVLinks between what are not two GPUs"
-        if path.nvlinks < 0:
-            yield f"{path.a} - {path.b}: {path.nvlinks} NVLinks"
 
 
 def _findings(snapshot: model.Snapshot) -> Iterator[str]:
@@ -196,5 +180,5 @@ def _findings(snapshot: model.Snapshot) -> Iterator[str]:
 
 
 _RULES: tuple[Callable[[model.Snapshot], Iterator[str]], ...] = (
-    _addresses, _places, _locality, _gpus, _nvlinks, _groups, _nics, _paths, _findings,
+    _addresses, _places, _locality, _gpus, _nvlinks, _groups, _nics, _findings,
 )  # fmt: skip

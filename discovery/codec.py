@@ -25,7 +25,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from discovery import address, errors, model
+from discovery import address, errors, model, paths
 
 API_VERSION = "snapshot.nearfield.dev/v1alpha1"
 KIND = "Snapshot"
@@ -54,6 +54,11 @@ def to_json(snapshot: model.Snapshot) -> dict[str, Any]:
         "schemaVersion": model.SNAPSHOT_VERSION,
         **encode(snapshot),
     }
+
+
+def to_document(snapshot: model.Snapshot) -> dict[str, Any]:
+    """The document of a Snapshot as people and programs get it: with the paths between its devices."""
+    return {**to_json(snapshot), "paths": [encode(path) for path in paths.between_all(snapshot)]}
 
 
 def from_json(obj: object) -> model.Snapshot:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from discovery import model
+from discovery import model, paths
 from discovery.address import PciAddress
 
 SELF = "X"
@@ -63,12 +63,12 @@ def build(snapshot: model.Snapshot) -> Matrix:
         *((f"GPU{index}", gpu.pci, _describe_gpu(gpu)) for index, gpu in enumerate(gpus)),
         *((f"NIC{index}", nic.pci, _describe_nic(nic)) for index, nic in enumerate(nics)),
     ]
-    paths = {(path.a, path.b): path for path in snapshot.paths}
+    between = {(path.a, path.b): path for path in paths.between_all(snapshot)}
 
     def spell(a: PciAddress, b: PciAddress) -> str:
         if a == b:
             return SELF
-        path = paths.get((min(a, b), max(a, b)))
+        path = between.get((min(a, b), max(a, b)))
         if path is not None and path.nvlinks:
             return f"NV{path.nvlinks}"
         if path is None or path.path_class is model.PathClass.UNKNOWN:

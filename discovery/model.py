@@ -408,7 +408,7 @@ class NvidiaDriver:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One complete reading of a node. `taken_at` is seconds since the epoch and no part of the content:
-    `codec.same_content` leaves it out.
+    `codec.same_content` leaves it out. The paths between its devices follow from it (paths.py).
     """
 
     origin: Origin
@@ -421,7 +421,6 @@ class Snapshot:
     nvswitches: tuple[PciFunction, ...] = ()
     nics: tuple[Nic, ...] = ()
     nvmes: tuple[Nvme, ...] = ()
-    paths: tuple[Path, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     def gpu(self, address: PciAddress) -> Gpu | None:
@@ -451,10 +450,21 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NicReading:
+    """The names by which a NIC can be seen: its first RDMA device, its first interface; None where it shows none now."""
+
+    address: PciAddress
+    rdma: str | None = None
+    interface: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rescan:
     """A cheap look at identity and state. `fingerprint` changes whenever a full probe could give another Snapshot in
-    identity or locality (a function came or went, a driver was bound or unbound); it ignores link and port state.
+    identity or locality (a function came or went, a driver was bound or unbound); it ignores link and port state, and the
+    names of NICs, which come and go with pods: those are in `nics`.
     """
 
     gpus: tuple[GpuReading, ...]
     fingerprint: str
+    nics: tuple[NicReading, ...] = ()

@@ -27,6 +27,7 @@ class Pairings:
 
     gpus: Mapping[PciAddress, model.NicPairing]
     rails: Mapping[PciAddress, int]
+    rail_source: model.Provenance = model.Provenance.SYSFS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def pair(
             for gpu, nic in chosen.items()
         },
         rails={address: rail for address, rail in numbers.items() if address in by_address},
+        rail_source=model.Provenance.OVERLAY if rails else model.Provenance.SYSFS,
     )
 
 
@@ -131,6 +133,11 @@ def _card(nic: PciAddress) -> _Card:
     return (nic.domain, nic.bus, nic.device)
 
 
-def with_rails(nics: Sequence[model.Nic], rails: Mapping[PciAddress, int]) -> tuple[model.Nic, ...]:
-    """The NICs, each with its rail."""
-    return tuple(replace(nic, rail=rails.get(nic.address)) for nic in nics)
+def with_rails(nics: Sequence[model.Nic], pairings: Pairings) -> tuple[model.Nic, ...]:
+    """The NICs, each with its rail if it has one."""
+    return tuple(
+        replace(nic, rail=pairings.rails[nic.address], rail_source=pairings.rail_source)
+        if nic.address in pairings.rails
+        else nic
+        for nic in nics
+    )

@@ -103,7 +103,8 @@ class Machine:
         """A cheap look at identity and state. Raises ProbeError as `probe` does."""
         self._files.check_roots()
         found = findings.Findings()
-        functions = pci.functions(self._files, endpoints.class_devices(self._files, "infiniband", found), found)
+        rdma = endpoints.class_devices(self._files, "infiniband", found)
+        functions = pci.functions(self._files, rdma, found)
         drivers = {function.address: self._driver(function, found) for function in functions}
         self._bound = _bound((at.address, drivers[at.address]) for at in functions if at.kind is pci.Kind.GPU)
         with self._session(found) as reader:
@@ -116,7 +117,20 @@ class Machine:
         lines += [f"{reading.address} {reading.state} {reading.uuid}" for reading in readings]
         lines.append(f"driver {system.nvidia_module_version(self._files, found)}")
         text = "\n".join(lines).encode()
-        return model.Rescan(gpus=readings, fingerprint=f"{len(text):x}-{zlib.crc32(text):08x}")
+        net = endpoints.class_devices(self._files, "net", found)
+        return model.Rescan(
+            gpus=readings,
+            fingerprint=f"{len(text):x}-{zlib.crc32(text):08x}",
+            nics=tuple(
+                model.NicReading(
+                    address=function.address,
+                    rdma=next((device.name for device in rdma.get(function.address, ())), None),
+                    interface=next((device.name for device in net.get(function.address, ())), None),
+                )
+                for function in functions
+                if function.kind is pci.Kind.NIC
+            ),
+        )
 
     def sample(self) -> tuple[model.GpuSample, ...]:
         """How busy the GPUs are that answer, in the order of their addresses."""
@@ -226,7 +240,7 @@ class Machine:
 
 
 def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Findings) -> model.Snapshot:
-    """A Snapshot with everything that follows from what was read: groups, NIC pairing, rails, paths. Pure."""
+    """A Snapshot with everything that follows from what was read: groups, NIC pairing, rails. Pure."""
     ports = topology.port_types(snapshot.bridges)
     wiring = nvlink.wiring(snapshot.gpus, found)
     groups = aligned.groups(snapshot.gpus, wiring, found)
@@ -238,8 +252,7 @@ def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Fi
     return replace(
         snapshot,
         gpus=gpu_list,
-        nics=nics.with_rails(snapshot.nics, pairings.rails),
-        paths=topology.paths(topology.endpoints(gpu_list, snapshot.nics, snapshot.nvmes), ports, wiring.active),
+        nics=nics.with_rails(snapshot.nics, pairings),
     )
 
 

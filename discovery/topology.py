@@ -31,9 +31,12 @@ def port_types(bridges: Iterable[model.Bridge]) -> dict[PciAddress, model.PortTy
 def endpoints(
     gpus: Iterable[model.Gpu], nics: Iterable[model.Nic], nvmes: Iterable[model.Nvme]
 ) -> tuple[model.PciFunction, ...]:
-    """The functions that have paths. A virtual function has those of its physical function, and there may be thousands."""
-    functions = (device.pci for devices in (gpus, nics, nvmes) for device in devices)
-    return tuple(pci for pci in functions if pci.physical_function is None)
+    """The functions that have paths. A virtual function has those of its physical function, if that is among them, and there
+    may be thousands.
+    """
+    functions = [device.pci for devices in (gpus, nics, nvmes) for device in devices]
+    listed = {pci.address for pci in functions}
+    return tuple(pci for pci in functions if pci.physical_function not in listed)
 
 
 def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> model.PathClass:

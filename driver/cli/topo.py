@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from discovery import codec, matrix, model
+from discovery import codec, matrix, model, paths
 from driver.cli import output, parameters, source
 
 
@@ -51,8 +51,14 @@ def build_document(snapshot: model.Snapshot) -> dict[str, object]:
             "nvswitches": whole.get("nvswitches", []),
             "nvmes": [_flat(device) for device in whole.get("nvmes", [])],
             "paths": [
-                {"a": str(path.a), "b": str(path.b), "class": path.path_class.value, "nvlinks": path.nvlinks}
-                for path in snapshot.paths
+                {
+                    "a": str(path.a),
+                    "b": str(path.b),
+                    "class": path.path_class.value,
+                    "nvlinks": path.nvlinks,
+                    **({} if path.direct is None else {"direct": path.direct}),
+                }
+                for path in paths.between_all(snapshot)
             ],
             "findings": whole.get("findings", []),
         },

@@ -42,7 +42,7 @@ def inspect_pages(
                 content_type="text/plain; charset=utf-8",
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
             )
-        body = json.dumps(codec.to_json(known), indent=2) + "\n"
+        body = json.dumps(codec.to_document(known), indent=2) + "\n"
         return http.Response(body=body.encode(), content_type="application/json")
 
     return {"/topology": show_topology, "/snapshot": show_snapshot}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from discovery import model, options, probe, sysfs
+from discovery import model, options, paths, probe, sysfs
 from discovery.address import parse
 from discovery.errors import DocumentError
 from discovery.mock import library, recording, render, zoo
@@ -146,7 +146,7 @@ def test_the_zoo_names_its_machines() -> None:
 
 
 def _paths(snapshot: model.Snapshot) -> dict[frozenset[str], model.Path]:
-    return {frozenset((str(path.a), str(path.b))): path for path in snapshot.paths}
+    return {frozenset((str(path.a), str(path.b))): path for path in paths.between_all(snapshot)}
 
 
 def test_dgx_h100(seen: Seen) -> None:
@@ -163,11 +163,11 @@ def test_dgx_h100(seen: Seen) -> None:
         nic = by_address[f"0000:{bus}:00.0"]
         assert (nic.name, nic.interfaces[0].name) == (device, interface)
         assert nic.rdma_devices[0].ports[0].rate_mbps == 400_000
-    paths = _paths(machine)
+    known = _paths(machine)
     for gpu_bus, nic_bus in zip(gpus, nics, strict=True):
-        path = paths[frozenset((f"0000:{gpu_bus}:00.0", f"0000:{nic_bus}:00.0"))]
+        path = known[frozenset((f"0000:{gpu_bus}:00.0", f"0000:{nic_bus}:00.0"))]
         assert path.path_class is model.PathClass.PXB
-    between = [paths[frozenset((f"0000:{a}:00.0", f"0000:{b}:00.0"))] for a in gpus for b in gpus if a < b]
+    between = [known[frozenset((f"0000:{a}:00.0", f"0000:{b}:00.0"))] for a in gpus for b in gpus if a < b]
     assert {path.nvlinks for path in between} == {18}
     assert Counter(path.path_class for path in between) == {model.PathClass.NODE: 12, model.PathClass.SYS: 16}
     assert len(machine.nvswitches) == 4
@@ -185,7 +185,9 @@ def test_l40s_8_pcie(seen: Seen) -> None:
     assert all(gpu.nvlinks == () and gpu.fabric is None and gpu.mig_mode is None for gpu in machine.gpus)
     assert {gpu.multiprocessors for gpu in machine.gpus} == {142}
     classes = Counter(
-        path.path_class for path in machine.paths if {path.a, path.b} <= {gpu.address for gpu in machine.gpus}
+        path.path_class
+        for path in paths.between_all(machine)
+        if {path.a, path.b} <= {gpu.address for gpu in machine.gpus}
     )
     assert classes == {model.PathClass.PIX: 4, model.PathClass.NODE: 8, model.PathClass.SYS: 16}
     assert [gpu.nic.distance for gpu in machine.gpus if gpu.nic] == [model.PathClass.PIX] * 8
@@ -224,5 +226,5 @@ def test_workstation_rtx(seen: Seen) -> None:
     (gpu,) = machine.gpus
     assert gpu.product == "NVIDIA RTX 6000 Ada Generation"
     assert (gpu.pci.numa_node, gpu.pci.cpus, gpu.pci.iommu_group) == (None, None, None)
-    assert [path.path_class for path in machine.paths] == [model.PathClass.PHB] * len(machine.paths)
+    assert {path.path_class for path in paths.between_all(machine)} == {model.PathClass.PHB}
     assert {finding.code for finding in machine.findings} == {"numa-unknown"}

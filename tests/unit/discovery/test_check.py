@@ -119,8 +119,6 @@ FINDING = model.Finding(code="c", severity=model.Severity.INFO, subject="s", mes
         (pairing(ties=()), "not among the nearest"),
         (pairing(distance=model.PathClass.SYS), "is not SYS"),
         (pairing(rail=5), "not that of its NIC"),
-        (lambda s: replace(s, paths=s.paths[1:]), "every pair"),
-        (lambda s: replace(s, paths=(*s.paths[:-1], replace(s.paths[-1], nvlinks=1))), "not two GPUs"),
         (whole(findings=(FINDING, FINDING)), "stands twice"),
     ],
 )

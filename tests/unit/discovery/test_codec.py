@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discovery import codec, errors, model
+from discovery import codec, errors, model, paths
 from discovery.address import HostBridge, PciAddress
 
 ADDRESSES = st.builds(
@@ -163,3 +163,14 @@ def test_a_type_without_a_json_form_is_an_error_of_the_program() -> None:
         codec.encode(object())
     with pytest.raises(TypeError):
         codec.decode(bytes, "", place="$")
+
+
+def test_the_document_for_people_has_the_paths_and_reads_back_without_them() -> None:
+    nic = model.Nic(
+        pci=dataclasses.replace(SNAPSHOT.gpus[0].pci, address=PciAddress(0, 0x18, 0, 0), class_code=0x20000)
+    )
+    whole = dataclasses.replace(SNAPSHOT, nics=(nic,))
+    written = codec.to_document(whole)
+    assert [(path["a"], path["b"]) for path in written["paths"]] == [("0000:18:00.0", "0000:1b:00.0")]
+    assert written["paths"] == [codec.encode(path) for path in paths.between_all(whole)]
+    assert codec.from_json(written) == whole

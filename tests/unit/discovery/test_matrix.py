@@ -16,11 +16,18 @@ from hypothesis import strategies as st
 
 from discovery import address, matrix, model
 
-A, B, C = (address.parse(text) for text in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"))
+A, B, C, D = (address.parse(f"0000:{bus:02x}:00.0") for bus in (1, 2, 3, 4))
 
 
-def function(place: address.PciAddress) -> model.PciFunction:
-    return model.PciFunction(address=place, vendor_id=0x10DE, device_id=0x2330, class_code=0x030200)
+def function(place: address.PciAddress, *, root: str = "pci0000:00", numa: int | None = None) -> model.PciFunction:
+    return model.PciFunction(
+        address=place,
+        vendor_id=0x10DE,
+        device_id=0x2330,
+        class_code=0x030200,
+        host_bridge=address.HostBridge(root),
+        numa_node=numa,
+    )
 
 
 def gpu(place: address.PciAddress, state: model.GpuState = model.GpuState.READY) -> model.Gpu:
@@ -32,24 +39,22 @@ def snapshot(**parts: tuple[object, ...]) -> model.Snapshot:
 
 
 def test_gpus_and_nics_against_each_other() -> None:
-    built = matrix.build(
-        snapshot(
-            gpus=(gpu(A), gpu(B, model.GpuState.VFIO)),
-            nics=(model.Nic(pci=function(C)),),
-            paths=(
-                model.Path(a=A, b=B, path_class=model.PathClass.SYS, nvlinks=18),
-                model.Path(a=A, b=C, path_class=model.PathClass.PIX),
-                model.Path(a=B, b=C, path_class=model.PathClass.UNKNOWN),
-            ),
-        )
-    )
-    assert built.labels == ("GPU0", "GPU1", "NIC0")
-    assert [row.paths for row in built.rows] == [("X", "NV18", "PIX"), ("NV18", "X", "?"), ("PIX", "?", "X")]
-    assert [row.description for row in built.rows] == ["NVIDIA H100", "NVIDIA H100 (vfio)", "device 10de:2330"]
-
-
-def test_a_path_that_nobody_found_is_unknown() -> None:
-    assert [row.paths for row in matrix.build(snapshot(gpus=(gpu(A), gpu(B)))).rows] == [("X", "?"), ("?", "X")]
+    links = tuple(model.NvLink(link=link, active=True, remote=B) for link in range(2))
+    back = tuple(model.NvLink(link=link, active=True, remote=A) for link in range(2))
+    first = model.Gpu(pci=function(A, numa=0), state=model.GpuState.READY, product="NVIDIA H100", nvlinks=links)
+    other = model.Gpu(pci=function(B, root="pci0000:80", numa=1), state=model.GpuState.READY, nvlinks=back)
+    third = model.Gpu(pci=function(D, root="pci0000:c0"), state=model.GpuState.VFIO, product="NVIDIA H100")
+    built = matrix.build(snapshot(gpus=(first, other, third), nics=(model.Nic(pci=function(C, numa=0)),)))
+    assert built.labels == ("GPU0", "GPU1", "GPU2", "NIC0")
+    assert [row.paths for row in built.rows] == [
+        ("X", "NV2", "?", "PHB"),
+        ("NV2", "X", "?", "SYS"),
+        ("?", "?", "X", "?"),
+        ("PHB", "SYS", "?", "X"),
+    ]
+    assert [row.description for row in built.rows] == [
+        "NVIDIA H100", "NVIDIA device 2330", "NVIDIA H100 (vfio)", "device 10de:2330",
+    ]  # fmt: skip
 
 
 def test_a_machine_without_devices_has_an_empty_matrix() -> None:
@@ -72,10 +77,10 @@ def test_virtual_functions_stand_with_their_physical_one() -> None:
 
     elsewhere = address.parse("0000:aa:00.0")
     nics = (model.Nic(pci=function(A)), virtual(B, A), virtual(C, elsewhere))
-    built = matrix.build(snapshot(nics=nics, paths=(model.Path(a=A, b=C, path_class=model.PathClass.NODE),)))
+    built = matrix.build(snapshot(nics=nics))
     assert [(row.label, row.pci.address, row.paths) for row in built.rows] == [
-        ("NIC0", A, ("X", "NODE")),
-        ("NIC1", C, ("NODE", "X")),
+        ("NIC0", A, ("X", "PHB")),
+        ("NIC1", C, ("PHB", "X")),
     ]
     assert built.rows[0].description == "device 10de:2330, 1 virtual function"
 

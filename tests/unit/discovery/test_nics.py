@@ -98,13 +98,17 @@ def test_rails_count_the_paired_nics() -> None:
     pairings = pair([gpu(1), gpu(2)], [nic(4), nic(5), nic(6)])
     assert pairings.rails == {at(4): 0, at(5): 1}
     assert [own.rail for own in pairings.gpus.values()] == [0, 1]
-    assert [own.rail for own in nics.with_rails([nic(4), nic(5), nic(6)], pairings.rails)] == [0, 1, None]
+    assert [(own.rail, own.rail_source) for own in nics.with_rails([nic(4), nic(5), nic(6)], pairings)] == [
+        (0, model.Provenance.SYSFS),
+        (1, model.Provenance.SYSFS),
+        (None, None),
+    ]
 
 
 def test_configured_rails_replace_counted_ones() -> None:
     found = findings.Findings()
     pairings = nics.pair([gpu(1), gpu(2)], [nic(4), nic(5)], PORTS, {at(5): 7, at(99): 1}, found)
-    assert pairings.rails == {at(5): 7}
+    assert (pairings.rails, pairings.rail_source) == ({at(5): 7}, model.Provenance.OVERLAY)
     assert [own.rail for own in pairings.gpus.values()] == [None, 7]
     assert [(finding.code, finding.subject) for finding in found.result()] == [("rail-without-nic", "0000:63:00.0")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from discovery import check, errors, model, nvml, probe
+from discovery import check, errors, model, nvml, paths, probe
 from discovery.address import parse
 from discovery.options import ProbeOptions
 from tests.fakes import nvmllib, pcitree
@@ -107,7 +107,7 @@ def test_a_sound_machine(tree: pcitree.Tree) -> None:
     ]
     first = snapshot.gpus[0].address
     assert {gpu.groups.nvlink_domain for gpu in snapshot.gpus} == {first}
-    assert {path.nvlinks for path in snapshot.paths if path.a == first and path.b in ADDRESSES} == {2}
+    assert {path.nvlinks for path in paths.between_all(snapshot) if path.a == first and path.b in ADDRESSES} == {2}
     assert snapshot.nvmes[0].controllers == ("nvme0",)
     assert len(snapshot.bridges) == 16
 

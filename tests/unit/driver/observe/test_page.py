@@ -22,12 +22,14 @@ from driver.observe.metrics import Metrics
 
 GPU = address.parse("0000:1b:00.0")
 NIC = address.parse("0000:18:00.0")
+BRIDGE = address.HostBridge("pci0000:15")
+SWITCH = address.parse("0000:16:00.0")
 VOID = {"meta"}
 
 
 def snapshot(text: str = "NVIDIA H100") -> model.Snapshot:
     def function(place: address.PciAddress) -> model.PciFunction:
-        return model.PciFunction(address=place, vendor_id=1, device_id=2, class_code=3, numa_node=0, cpus=(0, 1, 2))
+        return model.PciFunction(address=place, vendor_id=1, device_id=2, class_code=3, host_bridge=BRIDGE, bridges=(SWITCH,), numa_node=0, cpus=(0, 1, 2))
 
     return model.Snapshot(
         origin=model.Origin.RECORDING,
@@ -44,7 +46,6 @@ def snapshot(text: str = "NVIDIA H100") -> model.Snapshot:
             ),
         ),
         nics=(model.Nic(pci=function(NIC), interfaces=(model.NetworkInterface(name=text, operstate="up"),)),),
-        paths=(model.Path(a=NIC, b=GPU, path_class=model.PathClass.PIX),),
         findings=(model.Finding(code="x", severity=model.Severity.WARNING, subject=text, message=text),),
     )
 
