@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups of GPUs that claims can match on: NVLink island and clique, best pair, best quad. Pure.
 
-Pairs and quads are a partition of a pool: an NVLink island; of the GPUs outside islands, those of one NUMA node (of one
-host bridge, else one switch, where the NUMA node is unknown). Of all partitions into as many sets as the pool allows the
-one with the best sum over all pairs of GPUs inside a set wins, compared in this order: pairs joined by NVLink, NVLinks,
-PCIe switches above both, one host bridge, one NUMA node, one socket. Of several best ones the one wins whose sets,
-each and all ordered by address, are lowest when compared address by address; GPUs left over are then the highest.
+Quads are a partition of a pool: an NVLink island; of the GPUs outside islands, those of one NUMA node (of one switch group
+that a person described, else of one host bridge, where the NUMA node is unknown). Of all partitions into as many sets as the
+pool allows the one with the best sum over all pairs of GPUs inside a set wins, compared in this order: pairs joined by
+NVLink, NVLinks, PCIe switches above both, one host bridge, one NUMA node, one socket. Of several best ones the one wins
+whose sets, each and all ordered by address, are lowest when compared address by address; GPUs left over are then the
+highest. Pairs are the partition, by the same rule, of each quad, and of what the quads leave over: a pair that reached over
+two quads would break both when it is used, which a hybrid mesh with its ring of double links offers.
 So the result depends on nothing but the wiring. NVLinks are counted as wired: a link that goes down moves nobody into
 another group.
 """
@@ -55,8 +57,15 @@ def groups(
             found.warning("pool-too-large", pool[0], f"{len(pool)} GPUs in one pool: no pairs and quads are computed")
             continue
         weights = _weights([by_address[member].pci for member in pool], wiring)
-        for size, named in ((2, pairs), (4, quads)):
-            named.update(_named(tuple(pool[i] for i in part) for part in best_partition(weights, size)))
+        in_fours = best_partition(weights, 4)
+        left_over = tuple(sorted(set(range(len(pool))).difference(*in_fours)))
+        in_twos = [
+            tuple(part[i] for i in two)
+            for part in (*in_fours, left_over)
+            for two in best_partition([[weights[a][b] for b in part] for a in part], 2)
+        ]
+        for parts, named in ((in_fours, quads), (in_twos, pairs)):
+            named.update(_named(tuple(pool[i] for i in part) for part in parts))
     return {
         gpu.address: model.GpuGroups()
         if gpu.address in in_island and gpu.address in wiring.dark and gpu.state is model.GpuState.READY
@@ -207,6 +216,8 @@ def _pools(gpus: Iterator[model.Gpu]) -> list[tuple[PciAddress, ...]]:
         pci = gpu.pci
         if pci.numa_node is not None:
             key: tuple[str, object] = ("numa", pci.numa_node)
+        elif pci.switches and pci.switch_source is model.Provenance.OVERLAY:
+            key = ("switch", pci.switches[-1])
         elif pci.host_bridge is not None:
             key = ("bridge", pci.host_bridge)
         else:

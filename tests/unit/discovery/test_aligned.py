@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discovery import aligned, findings, model, nvlink
+from discovery import address, aligned, findings, model, nvlink
 from discovery.address import PciAddress
 from tests.fakes import wiring
 from tests.fakes.wiring import DGX1, at, gpu, mesh, to_switch
@@ -105,8 +106,43 @@ def test_without_nvlink_pairs_are_of_one_switch_and_quads_of_one_numa_node() -> 
 
 def test_gpus_left_over_are_in_no_group() -> None:
     gpus = [pcie(bus, switch=0xE0 + bus // 3) for bus in range(5)]
-    assert by_name(gpus, "aligned_pair") == [0, 0, None, 3, 3]
+    assert by_name(gpus, "aligned_quad") == [0, 0, 0, 0, None]
+    assert by_name(gpus, "aligned_pair") == [0, 0, 2, 2, None]
+    assert by_name([pcie(bus) for bus in range(3)], "aligned_pair") == [0, 0, None]
     assert by_name([pcie(bus) for bus in range(3)], "aligned_quad") == [None] * 3
+
+
+def test_where_quads_leave_two_over_they_are_a_pair() -> None:
+    gpus = [pcie(bus, switch=0xE0 + bus // 5) for bus in range(10)]
+    assert by_name(gpus, "aligned_quad") == [0, 0, 0, 0, None, 5, 5, 5, 5, None]
+    assert by_name(gpus, "aligned_pair") == [0, 0, 2, 2, 4, 5, 5, 7, 7, 4]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=11))
+@settings(max_examples=40, deadline=None)
+def test_no_pair_reaches_over_two_quads(places: list[tuple[int, int]]) -> None:
+    own = groups([pcie(bus, switch=0xE0 + switch, numa=numa) for bus, (switch, numa) in enumerate(places)])
+    for a, b in itertools.combinations(own.values(), 2):
+        if a.aligned_pair is not None and a.aligned_pair == b.aligned_pair:
+            assert a.aligned_quad == b.aligned_quad
+
+
+def test_where_only_a_person_knows_the_switches_they_are_the_pools() -> None:
+    """A VM with a PCI domain for every GPU, and no NUMA node."""
+    gpus = [
+        replace(
+            own,
+            pci=replace(
+                own.pci,
+                host_bridge=address.HostBridge(f"pci{bus:04x}:00"),
+                switch_source=model.Provenance.OVERLAY,
+            ),
+        )
+        for bus in range(6)
+        for own in [pcie(bus, switch=0xE0 + bus // 3, numa=None)]
+    ]
+    assert by_name(gpus, "aligned_pair") == [0, 0, None, 3, 3, None]
+    assert by_name(gpus, "aligned_quad") == [None] * 6
 
 
 def test_pairs_never_reach_over_numa_nodes_or_unknown_ones() -> None:
