@@ -85,13 +85,13 @@ class Driver:
         with self._mutex:
             if not self._references:
                 raise StatusError(abi.UNINITIALIZED)
-        self.suffer(function, pci)
-        self.system(function)
-        return self.view()
+        current = self.suffer(function, pci)
+        self.system(function, current)
+        return current
 
-    def system(self, function: str) -> state.System:
-        """The loaded driver, for one call that it answers."""
-        system = self.view().system
+    def system(self, function: str, current: viewing.View | None = None) -> state.System:
+        """The loaded driver, for one call that it answers. `current`: what there is, if the caller has looked."""
+        system = (current or self.view()).system
         if system is None:
             raise StatusError(abi.DRIVER_NOT_LOADED)
         status = system.errors.get(function)
@@ -99,9 +99,13 @@ class Driver:
             raise StatusError(status)
         return system
 
-    def suffer(self, function: str, pci: PciAddress | None) -> None:
-        """The hangs, crashes and errors that are on for a call."""
-        while hits := self.view().faults_of(function, pci):
+    def suffer(self, function: str, pci: PciAddress | None) -> viewing.View:
+        """The hangs, crashes and errors that are on for a call; what there is once none is."""
+        while True:
+            current = self.view()
+            hits = current.faults_of(function, pci)
+            if not hits:
+                return current
             for hit in hits:
                 if hit.kind is fault.Kind.NVML_CRASH:
                     os.kill(os.getpid(), hit.signal or signal.SIGABRT)

@@ -50,7 +50,7 @@ class LiveFile:
         """The state as it is now. DocumentError when there is none, or it is damaged."""
         with self._mutex:
             try:
-                found = self._path.stat()
+                found = os.stat(self._path)  # noqa: PTH116 - at every call of the library, and half as dear
                 key = (found.st_ino, found.st_mtime_ns, found.st_size)
                 if self._live is None or key != self._seen:
                     self._live, self._seen = _parse(self._path), key

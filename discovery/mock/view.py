@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from discovery.address import PciAddress
 from discovery.mock import abi, fault, live, state
@@ -25,10 +25,12 @@ class View:
     gpus: tuple[state.Gpu, ...] = ()
     lost: frozenset[PciAddress] = frozenset()
     call_faults: tuple[fault.Fault, ...] = ()
+    by_address: Mapping[PciAddress, state.Gpu] = field(default_factory=dict)
+    """`gpus` again: every call looks one up."""
 
     def gpu(self, pci: PciAddress) -> state.Gpu | None:
         """The GPU at an address, or None when it is not there (any more)."""
-        return next((gpu for gpu in self.gpus if gpu.pci == pci), None)
+        return self.by_address.get(pci)
 
     def faults_of(self, function: str, pci: PciAddress | None) -> tuple[fault.Fault, ...]:
         """The faults that hit one call."""
@@ -43,9 +45,11 @@ def view(now_live: live.Live, *, now: float) -> View:
     if nvml is None or any(item.kind is Kind.NO_DRIVER and item.target is None for item in active):
         return View(call_faults=call_faults)
     gone = {item.target for item in active if item.kind in _NOT_ON_THE_BUS}
+    gpus = tuple(_under(gpu, active) for gpu in nvml.gpus if gpu.pci not in gone)
     return View(
         system=nvml.system,
-        gpus=tuple(_under(gpu, active) for gpu in nvml.gpus if gpu.pci not in gone),
+        gpus=gpus,
+        by_address={gpu.pci: gpu for gpu in gpus},
         lost=frozenset(item.target for item in active if item.kind is Kind.GPU_LOST and item.target is not None),
         call_faults=call_faults,
     )
