@@ -59,10 +59,12 @@ def _places(snapshot: model.Snapshot) -> Iterator[str]:
                 continue
             if bridge.pci.bridges != pci.bridges[:depth] or bridge.pci.host_bridge != pci.host_bridge:
                 yield f"{where}: its bridge {above} stands in another place than its chain says"
-        if pci.switches != pcie.switches(pci.bridges, ports):
+        if pci.switch_source is not model.Provenance.OVERLAY and pci.switches != pcie.switches(pci.bridges, ports):
             yield f"{where}: its switches are not the upstream ports above it, innermost first"
         if pci.switch != (pci.switches[0] if pci.switches else None):
             yield f"{where}: its switch is not the innermost of its switches"
+        if pci.switch_source is not None and not pci.switches:
+            yield f"{where}: it has no switches, and a source of them"
         if pci.host_bridge is None and (pci.bridges or pci.pcie_root is not None):
             yield f"{where}: it has bridges or a PCIe root, but no host bridge"
         if pci.pcie_root is not None and where.domain > 0xFFFF:

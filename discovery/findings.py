@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from discovery import errors, model
 
 CODES = frozenset(
     (
         "contradiction",
+        "default-route-unknown",
         "device-node-missing",
         "driver-version-differs",
         "fabric-failed",
+        "gpu-direct-missing",
         "gpu-not-ready",
         "gpu-virtual-functions",
         "gpu-without-function",
@@ -18,11 +22,17 @@ CODES = frozenset(
         "mig-mode-pending",
         "minor-differs",
         "no-gpu",
+        "not-permitted",
+        "numa-from-overlay",
         "numa-node-unreadable",
         "numa-unknown",
         "nvlink-down",
         "nvlink-inferred",
         "nvlink-unknown",
+        "overlay-affinity-differs",
+        "overlay-not-for-this-machine",
+        "overlay-refused",
+        "overlay-unknown-device",
         "pci-config-restricted",
         "pci-config-unreadable",
         "pci-identity",
@@ -30,6 +40,7 @@ CODES = frozenset(
         "pcie-link-narrow",
         "pool-too-large",
         "rail-without-nic",
+        "switch-from-overlay",
         "uuid-differs",
     )
 )
@@ -39,12 +50,16 @@ MAX_FINDINGS = 500
 """A tree of ten thousand broken files is one problem, and the Snapshot has to stay small enough to be passed on."""
 
 
+_DENIED = ("eacces", "eperm")
+
+
 class Findings:
     """The Findings of one probe. Not for use by several threads."""
 
     def __init__(self) -> None:
         self._seen: set[model.Finding] = set()
         self._dropped = 0
+        self._denied: dict[str, list[errors.SourceError]] = {}
 
     def info(self, code: str, subject: object, message: str) -> None:
         """Something that explains."""
@@ -62,12 +77,17 @@ class Findings:
         self._add(code, model.Severity.ERROR, subject, message)
 
     def failed(self, subject: object, error: errors.SourceError) -> None:
-        """One reading of one source failed, and the fact it would have given stays unknown."""
+        """One reading of one source failed, and the fact it would have given stays unknown. Files that may not be read are one
+        Finding for all of a name: without the rights of root, it is the same one of every device.
+        """
+        if error.kind in _DENIED and error.path is not None:
+            self._denied.setdefault(error.path.rpartition("/")[2], []).append(error)
+            return
         self._add(f"{error.source}-{error.kind}", model.Severity.WARNING, subject, str(error))
 
     def result(self) -> tuple[model.Finding, ...]:
         """All of them, ordered by code and subject."""
-        found = sorted(self._seen)
+        found = sorted([*self._seen, *map(_denial, self._denied.items())])
         if self._dropped:
             found.append(
                 model.Finding(
@@ -87,3 +107,15 @@ class Findings:
             self._dropped += 1
             return
         self._seen.add(finding)
+
+
+def _denial(item: tuple[str, Sequence[errors.SourceError]]) -> model.Finding:
+    name, denied = item
+    paths = sorted({str(error.path) for error in denied})
+    others = f" and {len(paths) - 1} more of this name" if len(paths) > 1 else ""
+    return model.Finding(
+        code="not-permitted",
+        severity=model.Severity.WARNING,
+        subject=name,
+        message=f"/{paths[0]}{others} may not be read, and what it says stays unknown; give the agent the rights of root",
+    )

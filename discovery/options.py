@@ -9,13 +9,15 @@ from pathlib import Path
 
 from discovery.address import PciAddress
 from discovery.model import Origin
+from discovery.overlay import Overlay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
-    """What the user's configuration adds to a probe. `rails`: rail by NIC address."""
+    """What the user's configuration adds to a probe. `rails`: rail by NIC address; wins over one that the overlay gives."""
 
     rails: Mapping[PciAddress, int] = field(default_factory=dict)
+    overlay: Overlay | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

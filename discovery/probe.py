@@ -26,6 +26,7 @@ from discovery import (
     nics,
     nvlink,
     nvml,
+    overlaid,
     pci,
     pcie,
     sysfs,
@@ -155,20 +156,13 @@ class Machine:
         for kind, function in described:
             if function is None:
                 continue
-            if function.numa_node is None and function.physical_function is None:
-                note = found.warning if kind is pci.Kind.GPU else found.info
-                note(
-                    "numa-unknown",
-                    function.address,
-                    f"the firmware tells no NUMA node for this {kind.value}; paths over the CPU are UNKNOWN",
-                )
             switches = pcie.switches(function.bridges, ports)
             located[kind].append(
                 replace(
                     function,
                     switches=switches,
                     switch=switches[0] if switches else None,
-                    cpu_socket=system.socket_of(function.cpus, machine.sockets),
+                    cpu_socket=topology.socket_of(function.cpus, machine.sockets),
                 )
             )
         return {kind: tuple(members) for kind, members in located.items()}, bridges
@@ -240,11 +234,14 @@ class Machine:
 
 
 def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Findings) -> model.Snapshot:
-    """A Snapshot with everything that follows from what was read: groups, NIC pairing, rails. Pure."""
+    """A Snapshot with everything that follows from what was read and from the overlay: groups, NIC pairing, rails. Pure."""
+    applied = overlaid.apply(snapshot, options.overlay, found)
+    snapshot = applied.snapshot
+    _note_unknown_numa(snapshot, found)
     ports = topology.port_types(snapshot.bridges)
     wiring = nvlink.wiring(snapshot.gpus, found)
     groups = aligned.groups(snapshot.gpus, wiring, found)
-    pairings = nics.pair(snapshot.gpus, snapshot.nics, ports, options.rails, found)
+    pairings = nics.pair(snapshot.gpus, snapshot.nics, ports, {**applied.rails, **options.rails}, found)
     gpu_list = tuple(
         replace(gpu, groups=groups[gpu.address], nic=pairings.gpus.get(gpu.address)) for gpu in snapshot.gpus
     )
@@ -267,6 +264,24 @@ def probe(
 ) -> model.Snapshot:
     """One full look; see `Machine.probe`."""
     return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=clock).probe()
+
+
+def _note_unknown_numa(snapshot: model.Snapshot, found: findings.Findings) -> None:
+    """A Finding for every function whose NUMA node neither the firmware nor an overlay tells."""
+    kinds: tuple[tuple[str, Callable[[str, object, str], None], Iterable[model.PciFunction]], ...] = (
+        (pci.Kind.GPU.value, found.warning, (gpu.pci for gpu in snapshot.gpus)),
+        (pci.Kind.NVSWITCH.value, found.info, snapshot.nvswitches),
+        (pci.Kind.NIC.value, found.info, (nic.pci for nic in snapshot.nics)),
+        (pci.Kind.NVME.value, found.info, (nvme.pci for nvme in snapshot.nvmes)),
+    )
+    for kind, note, functions in kinds:
+        for function in functions:
+            if function.numa_node is None and function.physical_function is None:
+                note(
+                    "numa-unknown",
+                    function.address,
+                    f"the firmware tells no NUMA node for this {kind}; paths over the CPU are UNKNOWN",
+                )
 
 
 def _bound(drivers: Iterable[tuple[PciAddress, str | None]]) -> tuple[PciAddress, ...]:

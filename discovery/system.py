@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from discovery import errors, findings, model, sysfs
@@ -15,18 +15,25 @@ _NODES = "sys/devices/system/node"
 _GPUS = "proc/driver/nvidia/gpus"
 _MEM_TOTAL = re.compile(r"^Node +[0-9]+ +MemTotal: +([0-9]{1,18}) kB$", re.MULTILINE)
 _MODULE_VERSION = re.compile(r"^NVRM version:.*?\s([0-9]{3,}(?:\.[0-9]+){1,3})\s", re.MULTILINE)
+_OPEN_MODULE = re.compile(r"^NVRM version:.*\bOpen Kernel Module\b", re.MULTILINE)
+_KERNEL = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
+_DMA_BUF_KERNEL = (5, 12)
+_PEER_MEMORY_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_MEMORY_NODE = re.compile(r"[0-9]{1,4}")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverGpu:
-    """What /proc/driver/nvidia/gpus/<address>/information says of a GPU. The driver knows the UUID only once the GPU was
-    initialised. `excluded`: kept from use by the driver's own configuration (NVreg_ExcludedGpus).
+    """What /proc/driver/nvidia/gpus/<address> says of a GPU: `information`, and `numa_status` where it gives its memory to the
+    kernel. The driver knows the UUID only once the GPU was initialised. `excluded`: kept from use by the driver's own
+    configuration (NVreg_ExcludedGpus). `memory_node`: the NUMA node of its memory, while that is online.
     """
 
     uuid: str | None = None
     minor: int | None = None
     excluded: bool = False
+    memory_node: int | None = None
 
 
 def host(files: sysfs.Sysfs, memory_bytes: int | None, found: findings.Findings) -> model.Host:
@@ -35,14 +42,16 @@ def host(files: sysfs.Sysfs, memory_bytes: int | None, found: findings.Findings)
     online = cpus.cpu_list("online") or ()
     dmi = sysfs.Directory(files, "sys/class/dmi/id", subject="host", found=found)
     kernel = sysfs.Directory(files, "proc/sys/kernel", subject="host", found=found)
+    release = kernel.text("osrelease")
     return model.Host(
         boot_id=kernel.text("random/boot_id"),
-        kernel=kernel.text("osrelease"),
+        kernel=release,
         memory_bytes=memory_bytes,
         online_cpus=online,
         sockets=_sockets(cpus, online),
         vendor=dmi.text("sys_vendor"),
         product=dmi.text("product_name"),
+        gpu_direct=_gpu_direct(files, release, found),
     )
 
 
@@ -71,12 +80,6 @@ def numa_nodes(files: sysfs.Sysfs, found: findings.Findings) -> tuple[model.Numa
     return tuple(nodes)
 
 
-def socket_of(cpus: tuple[int, ...] | None, sockets: Mapping[int, tuple[int, ...]]) -> int | None:
-    """The one physical package that all of `cpus` are in."""
-    packages = {package for package, members in sockets.items() if cpus and not set(members).isdisjoint(cpus)}
-    return packages.pop() if len(packages) == 1 else None
-
-
 def nvidia_module_version(files: sysfs.Sysfs, found: findings.Findings) -> str | None:
     """The version of the NVIDIA kernel driver that is loaded; None when none is."""
     module = sysfs.Directory(files, "sys/module/nvidia", subject="nvidia", found=found).text("version")
@@ -89,14 +92,57 @@ def nvidia_module_version(files: sysfs.Sysfs, found: findings.Findings) -> str |
 
 def driver_gpu(files: sysfs.Sysfs, where: PciAddress, found: findings.Findings) -> DriverGpu:
     """What the driver says of one GPU; all unknown where it does not know it."""
-    text = sysfs.Directory(files, f"{_GPUS}/{where}", subject=where, found=found).text("information") or ""
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    directory = sysfs.Directory(files, f"{_GPUS}/{where}", subject=where, found=found)
+    told, numa = _fields(directory.text("information")), _fields(directory.text("numa_status"))
+    node = numa.get("Node", "")
     uuid, minor = told.get("GPU UUID", ""), told.get("Device Minor", "")
     return DriverGpu(
         uuid=uuid if _UUID.fullmatch(uuid) else None,
         minor=int(minor) if re.fullmatch(r"[0-9]{1,4}", minor) else None,
         excluded=told.get("GPU Excluded") == "Yes",
+        memory_node=int(node) if numa.get("Status") == "online" and _MEMORY_NODE.fullmatch(node) else None,
     )
+
+
+def note_gpu_direct(
+    direct: model.GpuDirect, gpus: Iterable[model.PciFunction], nics: Iterable[model.Nic], found: findings.Findings
+) -> None:
+    """Notes that RDMA NICs cannot reach the memory of GPUs, where there are both."""
+    wanted = any(gpu.driver == "nvidia" for gpu in gpus) and any(nic.rdma_devices for nic in nics)
+    if wanted and direct.peer_memory is None and direct.dma_buf is not True:
+        why = (
+            "the NVIDIA driver is not of the open flavour, which dma-buf takes"
+            if direct.dma_buf is False
+            else "whether this kernel and driver share GPU memory as dma-buf is not known"
+        )
+        found.info(
+            "gpu-direct-missing",
+            "host",
+            f"nvidia_peermem is not loaded, and {why}: data between NICs and GPUs may have to pass through the memory of the "
+            "host; load nvidia_peermem, or use the open kernel modules on Linux 5.12 or newer",
+        )
+
+
+def _gpu_direct(files: sysfs.Sysfs, release: str | None, found: findings.Findings) -> model.GpuDirect:
+    """By NVIDIA's documentation of GPUDirect RDMA (GPU Operator, "GPUDirect RDMA and GPUDirect Storage"): dma-buf takes the open
+    kernel modules and Linux 5.12. An older kernel may have it all the same, as distributions port it back: unknown.
+    """
+    modules = (name for name in _PEER_MEMORY_MODULES if sysfs.Directory(files, f"sys/module/{name}", subject="host", found=found).names())
+    version = sysfs.Directory(files, "proc/driver/nvidia", subject="nvidia", found=found).text("version")
+    kernel = _KERNEL.match(release or "")
+    dma_buf = None
+    if version is not None and _MODULE_VERSION.search(version + "\n"):
+        if not _OPEN_MODULE.search(version):
+            dma_buf = False
+        elif kernel is not None and (int(kernel[1]), int(kernel[2])) >= _DMA_BUF_KERNEL:
+            dma_buf = True
+    return model.GpuDirect(peer_memory=next(modules, None), dma_buf=dma_buf)
+
+
+def _fields(text: str | None) -> Mapping[str, str]:
+    """The lines `key: value` of a file of the NVIDIA driver."""
+    lines = (line.partition(":") for line in (text or "").splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
 
 
 def _sockets(cpus: sysfs.Directory, online: tuple[int, ...]) -> dict[int, tuple[int, ...]]:

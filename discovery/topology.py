@@ -3,6 +3,10 @@
 
 The classes are those of `nvidia-smi topo -m`, computed from the tree that sysfs shows and never asked of a tool. Where
 the host bridges differ and a NUMA node is unknown the class is UNKNOWN: a guess would look like knowledge.
+
+An overlay speaks where a virtual machine hides the wiring, so what it says wins over what the hypervisor shows: a group is a
+switch (PIX inside one, PXB where groups nest), whatever host bridges and bridges stand above its devices; two devices in
+groups that nothing holds together share no bridge; and NUMA nodes that differ make SYS of one made-up host bridge.
 """
 
 from __future__ import annotations
@@ -41,9 +45,12 @@ def endpoints(
 
 def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> model.PathClass:
     """The path class between two functions; the same whichever comes first."""
+    grouped = _in_groups(a) and _in_groups(b)
+    if grouped and not set(a.switches).isdisjoint(b.switches):
+        return model.PathClass.PIX if a.switches[0] == b.switches[0] else model.PathClass.PXB
     if a.host_bridge is None or b.host_bridge is None:
         return model.PathClass.UNKNOWN
-    if a.host_bridge != b.host_bridge:
+    if a.host_bridge != b.host_bridge or _told_apart(a, b):
         if a.numa_node is None or b.numa_node is None:
             return model.PathClass.UNKNOWN
         return model.PathClass.NODE if a.numa_node == b.numa_node else model.PathClass.SYS
@@ -52,7 +59,7 @@ def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> mode
     shared = sum(
         1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.bridges, b.bridges, strict=False))
     )
-    if shared == 0:
+    if shared == 0 or grouped:
         return model.PathClass.PHB
     crossed = _crossed(a.bridges, shared, ports) | _crossed(b.bridges, shared, ports)
     return model.PathClass.PIX if len(crossed) <= 1 else model.PathClass.PXB
@@ -66,7 +73,10 @@ def paths(devices: Sequence[model.PciFunction], ports: Ports, nvlinks: Nvlinks) 
     ordered = sorted(devices, key=lambda device: device.address)
     places: dict[object, int] = {}
     place_of = [
-        places.setdefault((device.host_bridge, device.bridges, device.numa_node), len(places)) for device in ordered
+        places.setdefault(
+            (device.host_bridge, device.bridges, device.switches, device.numa_node, device.numa_source), len(places)
+        )
+        for device in ordered
     ]
     linked = {address for pair in nvlinks for address in pair}
     has_nvlinks = [device.address in linked for device in ordered]
@@ -83,6 +93,27 @@ def paths(devices: Sequence[model.PciFunction], ports: Ports, nvlinks: Nvlinks) 
             count = nvlinks.get((a.address, b.address), 0) if has_nvlinks[i] and has_nvlinks[j] else 0
             found.append(model.Path(a=a.address, b=b.address, path_class=between, nvlinks=count))
     return tuple(found)
+
+
+def socket_of(cpus: tuple[int, ...] | None, sockets: Mapping[int, tuple[int, ...]]) -> int | None:
+    """The one physical package that all of `cpus` are in."""
+    packages = {package for package, members in sockets.items() if cpus and not set(members).isdisjoint(cpus)}
+    return packages.pop() if len(packages) == 1 else None
+
+
+def _in_groups(function: model.PciFunction) -> bool:
+    """Whether its switches are groups of an overlay."""
+    return function.switch_source is model.Provenance.OVERLAY
+
+
+def _told_apart(a: model.PciFunction, b: model.PciFunction) -> bool:
+    """Whether an overlay puts them near different NUMA nodes."""
+    return (
+        a.numa_node is not None
+        and b.numa_node is not None
+        and a.numa_node != b.numa_node
+        and model.Provenance.OVERLAY in (a.numa_source, b.numa_source)
+    )
 
 
 def _same_slot(a: PciAddress, b: PciAddress) -> bool:

@@ -71,14 +71,6 @@ def test_a_node_that_went_offline_in_between_is_left_out(tree: pcitree.Tree) -> 
     assert codes(found) == ["numa-node-unreadable"]
 
 
-def test_the_socket_of_cpus_is_known_when_they_share_one() -> None:
-    sockets = {0: (0, 1), 1: (2, 3)}
-    assert system.socket_of((2,), sockets) == 1
-    assert system.socket_of((1, 2), sockets) is None
-    assert system.socket_of((), sockets) is None
-    assert system.socket_of(None, sockets) is None
-
-
 def test_names_of_the_host(tree: pcitree.Tree) -> None:
     tree.write("sys/class/dmi/id/sys_vendor", "NVIDIA")
     tree.write("sys/class/dmi/id/product_name", "DGXH100")

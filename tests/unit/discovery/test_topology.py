@@ -72,6 +72,14 @@ def test_what_is_not_known_is_unknown() -> None:
     assert between(unknown, wiring.function(wiring.at(2), numa=None)) is PathClass.PHB
 
 
+def test_the_socket_of_cpus_is_known_when_they_share_one() -> None:
+    sockets = {0: (0, 1), 1: (2, 3)}
+    assert topology.socket_of((2,), sockets) == 1
+    assert topology.socket_of((1, 2), sockets) is None
+    assert topology.socket_of((), sockets) is None
+    assert topology.socket_of(None, sockets) is None
+
+
 def test_functions_of_one_slot_never_leave_it() -> None:
     assert between(wiring.function(wiring.at(1)), wiring.function(wiring.at(1, function=1))) is PathClass.PIX
 

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person, or a cloud, says about the wiring of machines and the machines do not tell: the values, and the rules that
+such a document keeps by itself, whatever machine it is held against. Pure.
+
+An Overlay may speak of several kinds of machine; `overlaid` chooses one and applies it. Every statement knows its line, as a
+message about it must name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from discovery.address import PciAddress
+
+MAX_DEPTH = 16
+"""Groups inside groups. No machine nests more than four switches."""
+
+MAX_DEVICES = 4096
+"""Devices named in one file, counted each time: an answer about them has to stay small enough to be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A PCI function, and the line that names it."""
+
+    address: PciAddress
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """The devices of one NUMA node. `cpus`: those that the document believes to be in it; None where it does not say."""
+
+    node: int
+    line: int
+    devices: tuple[Device, ...] = ()
+    cpus: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Devices below one PCIe switch, or below something that acts as one. `parent`: the name of the group around it."""
+
+    name: str
+    line: int
+    parent: str | None = None
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rail:
+    """The rail of a NIC."""
+
+    nic: PciAddress
+    rail: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which machines are meant: all that is given must be so. `vendor` and `product` are those of the firmware (DMI), `gpu` is
+    the PCI vendor and device of one of the GPUs.
+    """
+
+    vendor: str | None = None
+    product: str | None = None
+    gpu: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is said about one kind of machine. `file`: where its lines are. `match`: None for any machine."""
+
+    file: str
+    line: int
+    match: Match | None = None
+    numa_nodes: tuple[NumaNode, ...] = ()
+    groups: tuple[Group, ...] = ()
+    rails: tuple[Rail, ...] = ()
+
+    def place(self, line: int) -> str:
+        """A line of it, for a message."""
+        return f"{self.file}:{line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """A file: the first of its machines that matches counts."""
+
+    file: str
+    machines: tuple[Machine, ...]
+
+
+Problem = tuple[int, str]
+"""A line, and what is wrong there."""
+
+
+def devices(machine: Machine) -> Iterator[Device]:
+    """Every device that is named, each time it is."""
+    for node in machine.numa_nodes:
+        yield from node.devices
+    for group in machine.groups:
+        yield from group.devices
+    for rail in machine.rails:
+        yield Device(address=rail.nic, line=rail.line)
+
+
+def problems(machine: Machine) -> tuple[Problem, ...]:
+    """What is wrong in it whatever the machine is, by line: a device in two places, groups that make no tree."""
+    found = [
+        *_twice(
+            "NUMA nodes", ((device, f"node {node.node}") for node in machine.numa_nodes for device in node.devices)
+        ),
+        *_twice("groups", ((device, f"group {group.name!r}") for group in machine.groups for device in group.devices)),
+        *_rails_twice(machine.rails),
+        *_no_tree(machine.groups),
+    ]
+    return tuple(sorted(found))
+
+
+def chains(machine: Machine) -> Mapping[PciAddress, tuple[str, ...]]:
+    """The groups above every device that is in one, innermost first, by name. The groups make a tree (`problems`).
+
+    A group around one other group and nothing else says nothing, and is left out.
+    """
+    parents = {group.name: group.parent for group in machine.groups}
+    parts: dict[str, int] = {group.name: len(group.devices) for group in machine.groups}
+    for parent in parents.values():
+        if parent is not None:
+            parts[parent] += 1
+    holds_devices = {group.name for group in machine.groups if group.devices}
+    told: dict[str, tuple[str, ...]] = {}
+    for name in parents:
+        chain: list[str] = []
+        above: str | None = name
+        while above is not None:
+            if above in holds_devices or parts[above] > 1:
+                chain.append(above)
+            above = parents[above]
+        told[name] = tuple(chain)
+    return {device.address: told[group.name] for group in machine.groups for device in group.devices}
+
+
+def names(above: Mapping[PciAddress, tuple[str, ...]]) -> Mapping[str, PciAddress]:
+    """The address that stands for each group of `chains`: the lowest device in it that stands for no group inside it, and the
+    lowest of all where each does. So no two groups that a device can be in directly have the same one. It follows from
+    the document alone: a device that vanishes from the machine renames no group.
+    """
+    members: dict[str, list[PciAddress]] = {}
+    depth: dict[str, int] = {}
+    for address in sorted(above):
+        for index, name in enumerate(above[address]):
+            members.setdefault(name, []).append(address)
+            depth[name] = len(above[address]) - index
+    taken: dict[str, set[PciAddress]] = {}
+    chosen: dict[str, PciAddress] = {}
+    for name in sorted(members, key=lambda name: (-depth[name], members[name])):
+        used = taken.get(name, set())
+        chosen[name] = next((address for address in members[name] if address not in used), members[name][0])
+        chain = above[members[name][0]]
+        for outer in chain[chain.index(name) + 1 :]:
+            taken.setdefault(outer, set()).add(chosen[name])
+    return chosen
+
+
+def _twice(what: str, named: Iterable[tuple[Device, str]]) -> Iterator[Problem]:
+    first: dict[PciAddress, tuple[Device, str]] = {}
+    for device, place in named:
+        before, there = first.setdefault(device.address, (device, place))
+        if before is device:
+            continue
+        if there == place:
+            yield device.line, f"{device.address} stands twice in {place}, already on line {before.line}"
+        else:
+            yield device.line, f"{device.address} is in two {what}: {place} here, {there} on line {before.line}"
+
+
+def _rails_twice(rails: Iterable[Rail]) -> Iterator[Problem]:
+    first: dict[PciAddress, Rail] = {}
+    for rail in rails:
+        before = first.setdefault(rail.nic, rail)
+        if before is not rail:
+            yield rail.line, f"{rail.nic} has a rail already ({before.rail}, line {before.line})"
+
+
+def _no_tree(groups: Iterable[Group]) -> Iterator[Problem]:
+    by_name: dict[str, Group] = {}
+    for group in groups:
+        before = by_name.setdefault(group.name, group)
+        if before is not group:
+            yield group.line, f"there is a group {group.name!r} already, on line {before.line}"
+    for group in by_name.values():
+        if group.parent is not None and group.parent not in by_name:
+            yield group.line, f"group {group.name!r}: there is no group {group.parent!r} that could be its parent"
+    for group in by_name.values():
+        way = [group.name]
+        above = group.parent
+        while above is not None and above in by_name and above not in way:
+            way.append(above)
+            above = by_name[above].parent
+        if above == group.name:
+            yield group.line, f"group {group.name!r} is inside itself: {' in '.join(map(repr, [*way, above]))}"
+        elif above is None and len(way) > MAX_DEPTH:
+            yield group.line, f"group {group.name!r} is nested deeper than {MAX_DEPTH} groups"
