@@ -31,6 +31,7 @@ from hack.bench.parts import (
     probe,
     repair,
     rest,
+    sizes,
     startup,
     throughput,
 )
@@ -48,6 +49,7 @@ PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
     "repair": repair.run,
     "loss": loss.run,
     "probe": probe.run,
+    "sizes": sizes.run,
 }
 """Parts that run in any environment."""
 
@@ -55,8 +57,8 @@ REAL_PARTS: Mapping[str, Callable[[realnode.NodeBench], report.Part]] = {"pods":
 """Parts that need a real node."""
 
 STAND_IN = tuple(PARTS)
-REAL = tuple(name for name in (*PARTS, *REAL_PARTS) if name not in {"throughput", "idle"})
-"""What runs when nothing is chosen. On a real node `rest` is a longer `idle`."""
+REAL = tuple(name for name in (*PARTS, *REAL_PARTS) if name not in {"throughput", "idle", "sizes"})
+"""What runs when nothing is chosen. On a real node `rest` is a longer `idle`, and the size of a mock changes nothing."""
 
 CLUSTER = "bench"
 STAND_INS = "between stand-ins"
