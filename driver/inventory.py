@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The newest good Snapshot of the node, and how fresh it is.
 
-One thread looks: a cheap rescan every interval, a full probe when the rescan's fingerprint changed, when somebody asked,
-or when the last probe failed. A failed probe never replaces a good Snapshot; it is said in `state()` until one succeeds.
+One thread looks: a cheap rescan every interval and after hints that something changes, a full probe when the rescan shows
+something new, when somebody asked, or when the last probe failed. A failed probe never replaces a good Snapshot; it is said
+in `state()` until one succeeds.
+
+While hints come, no look is made before they end (`quiet`): a change that is seen half would be published twice.
 """
 
 from __future__ import annotations
@@ -17,15 +20,22 @@ from typing import Protocol
 from discovery import codec, model
 from discovery.address import PciAddress
 from discovery.errors import ProbeError
+from driver import quiet
 
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 60.0
 """A first probe loads NVML and may wait for the driver to wake every GPU: seconds on a large node, never a minute."""
 
+_NVIDIA = "nvidia"
 RESCAN_TIMEOUT_S = 15.0
 RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses after the first, second, ... failed probe in a row."""
+
+SETTLE_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Pauses before the looks after a change, at most an interval, while a GPU that NVIDIA's driver has is not usable: a driver
+that was just loaded has no device nodes and no library yet, and nothing tells when it has.
+"""
 
 STALE_INTERVALS = 3
 """A reading older than this many intervals says nothing about now."""
@@ -79,6 +89,14 @@ def _readings(snapshot: model.Snapshot) -> dict[PciAddress, model.GpuReading]:
     }
 
 
+def _newly_named(now: model.NicReading, before: model.NicReading | None) -> bool:
+    """Whether a NIC shows a name that it did not have. One that shows none has moved into a pod, and is the same NIC."""
+    if now.rdma is not None:
+        return before is None or now.rdma != before.rdma
+    # An interface is the name of a NIC only where there is no RDMA device.
+    return now.interface is not None and (before is None or (before.rdma is None and now.interface != before.interface))
+
+
 class Inventory:
     """Owns the probing thread. `start` and `stop` once each; everything else from any thread."""
 
@@ -101,6 +119,10 @@ class Inventory:
         self._changed = threading.Condition()
         self._state = InventoryState()
         self._wanted = False
+        self._burst = quiet.Burst()
+        self._nics: Mapping[PciAddress, model.NicReading] = {}
+        """The names of NICs as they were at the last full probe."""
+        self._settling = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="inventory", daemon=True)
 
@@ -132,6 +154,12 @@ class Inventory:
         with self._changed:
             self._wanted = True
             self._changed.notify_all()
+
+    def stir(self) -> None:
+        """Something may have changed: ask for a look as soon as no more of this comes."""
+        with self._changed:
+            if self._burst.hint(self._elapsed()):
+                self._changed.notify_all()
 
     def wait(self, seen: int, timeout_s: float) -> int:
         """Wait until `state().changes` differs from `seen`, or the time is over; the present count is the answer."""
@@ -171,11 +199,32 @@ class Inventory:
             else:
                 failed = self._state.error is not None
             failures = failures + 1 if failed else 0
-            pause = RETRY_S[min(failures, len(RETRY_S)) - 1] if failures else self._interval_s
-            with self._changed:
-                self._changed.wait_for(lambda: self._wanted or self._stopping, pause)
-                must_probe = failed or self._wanted
-                self._wanted = False
+            pause = RETRY_S[min(failures, len(RETRY_S)) - 1] if failures else self._pause()
+            must_probe = self._await(pause) or failed
+
+    def _pause(self) -> float:
+        """How long until the next look, if nothing comes in between."""
+        waking = any(r.driver == _NVIDIA and r.state is not model.GpuState.READY for r in self._state.readings.values())
+        if not waking or self._settling >= len(SETTLE_S):
+            return self._interval_s
+        self._settling += 1
+        return min(self._interval_s, SETTLE_S[self._settling - 1])
+
+    def _await(self, pause_s: float) -> bool:
+        """Wait until a look is due; whether somebody asked for a full probe."""
+        with self._changed:
+            due = self._elapsed() + pause_s
+            while not (self._wanted or self._stopping):
+                hinted = self._burst.due()
+                left = (due if hinted is None else hinted) - self._elapsed()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            if self._burst.due() is not None:
+                self._settling = 0
+            self._burst.looked(self._elapsed())
+            wanted, self._wanted = self._wanted, False
+            return wanted
 
     def _probe(self) -> None:
         began = time.monotonic()
@@ -186,11 +235,13 @@ class Inventory:
             self._failed("probe", error, began)
             return
         self._observer.probe(seconds=time.monotonic() - began, ok=True, reason="")
+        self._nics = {nic.address: nic for nic in rescan.nics}
         before = self._state
         same = before.snapshot is not None and codec.same_content(before.snapshot, snapshot)
         if before.error is not None:
             logger.info("The hardware can be read again")
         if not same:
+            self._settling = 0
             ready = sum(gpu.state is model.GpuState.READY for gpu in snapshot.gpus)
             logger.info(
                 "Node read: %d GPUs, %d ready, %d NICs, %d findings",
@@ -233,6 +284,8 @@ class Inventory:
         readings = {reading.address: reading for reading in rescan.gpus}
         # A change of state matters to what is published, so the whole picture is taken again.
         if {address: r.state for address, r in readings.items()} != {a: r.state for a, r in before.readings.items()}:
+            return True
+        if any(_newly_named(nic, self._nics.get(nic.address)) for nic in rescan.nics):
             return True
         self._set(replace(before, readings=readings, read_at=self._clock(), error=None))
         return False
