@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from hack.tools import cache, golang
+from hack.tools.errors import ToolError
 
 SOURCES = Path(__file__).parent / "gopeer"
 BUILD_TIMEOUT_S = 1800.0
@@ -24,14 +25,6 @@ class Peer:
     go: str | None = None
 
 
-def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where binaries are kept (XDG Base Directory Specification)."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    # The specification has a relative path ignored.
-    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
-    return root / "nearfield" / "bench"
-
-
 def key(sources: Path, *, go: str) -> str:
     """Names a build: another source, dependency or compiler gives another key."""
     digest = hashlib.sha256(go.encode())
@@ -41,18 +34,20 @@ def key(sources: Path, *, go: str) -> str:
 
 
 def build() -> Peer:
-    """The yardstick, from the cache or built now. The first build fetches Go modules and takes minutes."""
-    if shutil.which("go") is None:
-        return Peer(binary=None, missing="the Go driver: no Go on this machine")
-    go = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout.strip()
-    binary = cache_directory(os.environ) / f"gopeer-{key(SOURCES, go=go)}"
+    """The yardstick, from the cache or built now. The first build fetches Go modules, and Go where there is none, and takes minutes."""
+    try:
+        command = golang.command(module=SOURCES)
+    except ToolError as error:
+        return Peer(binary=None, missing=f"the Go driver: {error}")
+    go = subprocess.run([command, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout.strip()
+    binary = cache.folder() / "bench" / f"gopeer-{key(SOURCES, go=go)}"
     if binary.exists():
         return Peer(binary=binary, go=go)
     binary.parent.mkdir(parents=True, exist_ok=True)
     temporary = binary.with_suffix(f".{os.getpid()}")
     try:
         subprocess.run(
-            ["go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", str(temporary), "."],
+            [command, "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", str(temporary), "."],
             cwd=SOURCES,
             env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"},
             capture_output=True,

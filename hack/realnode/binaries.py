@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hack.realnode import locks, needs
 from hack.realnode.errors import ClusterError
+from hack.tools import cache
 
 MODULES = Path(__file__).resolve().parent / "upstream"
 KUBERNETES = "v1.37.2"
@@ -45,17 +46,9 @@ BUILDS: dict[str, tuple[str, ...]] = {
 """Module below upstream: the arguments of its `go build`. A package that is named `tool` is all of go.mod's tools."""
 
 
-def cache() -> Path:
-    """Where built things are kept between runs."""
-    given = os.environ.get("NEARFIELD_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nearfield"
-
-
 def path() -> Path:
     """The folder of all programs, by this tree's sources; whether it has been built or not."""
-    return cache() / f"components-{_key()}"
+    return cache.folder() / f"components-{_key()}"
 
 
 def build() -> Path:

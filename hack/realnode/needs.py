@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import struct
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from pathlib import Path
 
 from hack.realnode import layout, locks
 from hack.realnode.errors import ClusterError
+from hack.tools import debian, golang
+from hack.tools.errors import ToolError
 
 PACKAGES: Mapping[str, str] = {
     "/usr/sbin/runc": "runc",
@@ -27,12 +28,8 @@ PACKAGES: Mapping[str, str] = {
 STATIC = Path("/bin/busybox")
 """Goes into an image by itself, without the libraries of this machine."""
 
-GO_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"
-"""Where Go is looked for when it is not on the PATH."""
-
 CLUSTER_BYTES = 2 << 30
 BUILD_BYTES = 6 << 30
-APT_WAIT_S = 300
 _PT_INTERP = 3
 _ALL_USERS = 2**32 - 1
 
@@ -84,7 +81,10 @@ def install() -> None:
         if STATIC.exists() and not is_static(STATIC):
             missing.append(PACKAGES[str(STATIC)])  # takes the place of package busybox
         if missing:
-            _apt_get(missing)
+            try:
+                debian.install(missing)
+            except ToolError as error:
+                raise ClusterError(str(error)) from error
     if not is_static(STATIC):
         raise ClusterError(
             f"{STATIC} needs libraries of this machine, which an image with it alone has not: apt-get install"
@@ -104,39 +104,8 @@ def is_static(program: Path) -> bool:
 
 
 def go(*, module: Path) -> str:
-    """The Go command that can build `module`. Raises ClusterError where there is none, or an old one that cannot get a newer."""
-    found = shutil.which("go") or shutil.which("go", path=GO_PLACES)
-    needed = wanted_go(module / "go.mod")
-    if found is None:
-        raise ClusterError(
-            "The components of the node are built from Go modules, and there is no `go` on the PATH: install Go"
-            f" {needed} or newer (https://go.dev/dl)."
-        )
-    done = locks.run([found, "env", "GOVERSION"], cwd=module)
-    version = done.stdout.decode(errors="replace").strip()
-    if done.returncode != 0 or _numbers(version) < _numbers(needed):
-        said = done.stderr.decode(errors="replace").strip() or f"it is {version}"
-        raise ClusterError(f"{found} cannot build the components, which need Go {needed} or newer: {said}")
-    return found
-
-
-def wanted_go(go_mod: Path) -> str:
-    """The version that a go.mod asks for."""
-    found = re.search(r"^go (\S+)$", go_mod.read_text(), flags=re.MULTILINE)
-    assert found is not None
-    return found[1]
-
-
-def _apt_get(packages: list[str]) -> None:
-    apt = shutil.which("apt-get")
-    if apt is None:
-        raise ClusterError(
-            f"Install these first (they are Debian's names, and there is no apt-get here): {' '.join(packages)}"
-        )
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (("update", "-qq"), ("install", "-qq", "--yes", "--no-install-recommends", *packages)):
-        locks.output([apt, "-o", f"DPkg::Lock::Timeout={APT_WAIT_S}", *arguments], environment=environment)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version.removeprefix("go"))[:3])
+    """The Go command that can build `module`; fetched where the machine has none. Raises ClusterError where none can be had."""
+    try:
+        return golang.command(module=module)
+    except ToolError as error:
+        raise ClusterError(f"The components of the node are built from Go modules. {error}") from error

@@ -3,7 +3,7 @@
 
 - claims are allocated as the scheduler would, with and without admin access
 - turns: everyone runs first equally often
-- the key of the Go yardstick changes with a source, a dependency and the compiler; its cache obeys XDG
+- the key of the Go yardstick changes with a source, a dependency and the compiler
 - facts of the machine: the type of a file system by its device number
 - the command line names what it does not know
 """
@@ -65,13 +65,6 @@ def test_the_key_of_the_yardstick(tmp_path: Path) -> None:
     second = peer.key(tmp_path, go="go1.26.8")
     (tmp_path / "main.go").rename(tmp_path / "other.go")
     assert len({first, second, peer.key(tmp_path, go="go1.26.8")}) == 3
-
-
-def test_the_cache_obeys_xdg() -> None:
-    assert peer.cache_directory({"XDG_CACHE_HOME": "/c"}) == Path("/c/nearfield/bench")
-    in_home = Path.home() / ".cache" / "nearfield" / "bench"
-    assert peer.cache_directory({}) == in_home
-    assert peer.cache_directory({"XDG_CACHE_HOME": "not/absolute"}) == in_home
 
 
 @pytest.mark.parametrize(
