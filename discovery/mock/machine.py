@@ -254,16 +254,26 @@ class Switched(Model):
         return self
 
 
+class Board(Switched):
+    """NVLinks of some GPUs to the NVSwitches of the baseboard that they share."""
+
+    gpus: tuple[str, ...] = Field(min_length=1)
+
+
 class NvLink(Model):
-    """The NVLink fabric."""
+    """The NVLink fabric. `boards`: several baseboards, whose NVSwitches are joined to one fabric (DGX-2)."""
 
     switched: Switched | None = None
+    boards: tuple[Board, ...] = ()
     pairs: tuple[Pair, ...] = ()
 
     @model_validator(mode="after")
     def _one_kind(self) -> NvLink:
-        if (self.switched is None) == (not self.pairs):
-            raise ValueError("give either switched or pairs")
+        if [self.switched is not None, bool(self.boards), bool(self.pairs)].count(True) != 1:
+            raise ValueError("give one of switched, boards and pairs")
+        gpus = [gpu for board in self.boards for gpu in board.gpus]
+        if len(set(gpus)) != len(gpus):
+            raise ValueError("a GPU is on two boards, or twice on one")
         return self
 
 

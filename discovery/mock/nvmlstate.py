@@ -147,13 +147,11 @@ def _nvlinks(
     """The links of every GPU; those that are not connected are inactive."""
     ends: dict[PciAddress, list[state.NvLink]] = {gpu.address: [] for gpu in gpus}
     if fabric is not None and fabric.switched is not None:
-        remotes = _switches(fabric.switched, named)
-        for gpu in gpus:
-            ends[gpu.address] += [
-                _nvlink(gpu, abi.NVLINK_TYPE_SWITCH, remote)
-                for remote, count in zip(remotes, fabric.switched.links, strict=True)
-                for _ in range(count)
-            ]
+        _join(ends, gpus, fabric.switched, _switches(fabric.switched, named, ("nvlink", "switched")))
+    for number, board in enumerate(fabric.boards if fabric else ()):
+        place: pcitree.Place = ("nvlink", "boards", number)
+        on_board = [_named_gpu(named, name, (*place, "gpus")) for name in board.gpus]
+        _join(ends, on_board, board, _switches(board, named, place))
     for number, pair in enumerate(fabric.pairs if fabric else ()):
         first, second = (_named_gpu(named, name, ("nvlink", "pairs", number, "between")) for name in pair.between)
         for near, far in ((first, second), (second, first)):
@@ -162,13 +160,29 @@ def _nvlinks(
     return {gpu.address: _padded(gpu, ends[gpu.address]) for gpu in gpus}
 
 
-def _switches(switched: machine.Switched, named: Mapping[str, Function]) -> list[str]:
+def _join(
+    ends: Mapping[PciAddress, list[state.NvLink]],
+    gpus: Sequence[Function],
+    switched: machine.Switched,
+    remotes: Sequence[str],
+) -> None:
+    """Adds the links of `gpus` to NVSwitches; a GPU that the driver does not hold tells none."""
+    for gpu in gpus:
+        if gpu.address in ends:
+            ends[gpu.address] += [
+                _nvlink(gpu, abi.NVLINK_TYPE_SWITCH, remote)
+                for remote, count in zip(remotes, switched.links, strict=True)
+                for _ in range(count)
+            ]
+
+
+def _switches(switched: machine.Switched, named: Mapping[str, Function], place: pcitree.Place) -> list[str]:
     if not switched.switches:
         return [state.NVLINK_REMOTE_HIDDEN] * len(switched.links)
     remotes = []
     for number, name in enumerate(switched.switches):
         if name not in named:
-            raise MachineError(("nvlink", "switched", "switches", number), f"there is no device called {name}")
+            raise MachineError((*place, "switches", number), f"there is no device called {name}")
         remotes.append(_bus_id(named[name].address))
     return remotes
 

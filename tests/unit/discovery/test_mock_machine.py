@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 from pathlib import Path
 
 import pytest
@@ -168,7 +169,7 @@ def test_a_volume_management_device_makes_a_domain_of_five_digits() -> None:
         ("{nic: connectx-7-400g-ib}", "{nic: connectx-7-400g-ib, bus: 18}", 17, "18 is not 2 hexadecimal digits in quotes"),
         ("between: [gpu0, gpu1]", "between: [gpu0, gpu7]", 21, "nvlink.pairs[0].between: there is no GPU called gpu7"),
         ("links: 4", "links: 19", 21, "gpu0 would have 19 NVLinks, but a NVIDIA H100 80GB HBM3 has 18"),
-        ("nvlink: {pairs: [{between: [gpu0, gpu1], links: 4}]}", "nvlink: {}", 21, "nvlink: give either switched or pairs"),
+        ("nvlink: {pairs: [{between: [gpu0, gpu1], links: 4}]}", "nvlink: {}", 21, "nvlink: give one of switched, boards and pairs"),
         ("nvlink:", "faults: [{kind: xid, target: gpu9, xid: 1}]\nnvlink:", 21, "faults[0].target: there is no device called gpu9"),
         ("nvlink:", "faults: [{kind: xid, target: gpu0}]\nnvlink:", 21, "faults[0]: xid needs xid"),
         ("nvlink:", "faults: [{kind: meteor}]\nnvlink:", 21, "faults[0].kind: must be 'gpu-lost', 'fallen-off'"),
@@ -186,6 +187,35 @@ def test_a_mistake_names_its_line(before: str, after: str, line: int, message: s
 def test_a_gpu_minor_given_twice_is_refused() -> None:
     with pytest.raises(DocumentError, match=r"small\.yaml:17: .*minor 3 is already taken"):
         mockmachine.parsed(("{gpu: nvidia-h100-sxm5-80gb}", "{gpu: nvidia-h100-sxm5-80gb, minor: 3}"))
+
+
+ONE_PAIR = "nvlink: {pairs: [{between: [gpu0, gpu1], links: 4}]}"
+
+
+@pytest.mark.parametrize(
+    ("boards", "message"),
+    [
+        ("[{gpus: [gpu0, gpu0], links: [1]}]", "nvlink: a GPU is on two boards, or twice on one"),
+        ("[{gpus: [gpu0], links: [1]}, {gpus: [gpu1, gpu0], links: [1]}]", "nvlink: a GPU is on two boards"),
+        ("[{gpus: [], links: [1]}]", "nvlink.boards[0].gpus: "),
+        ("[{gpus: [gpu7], links: [1]}]", "nvlink.boards[0].gpus: there is no GPU called gpu7"),
+        ("[{gpus: [nic0], links: [1]}]", "nvlink.boards[0].gpus: there is no GPU called nic0"),
+        (
+            "[{gpus: [gpu0], switches: [s0], links: [1]}]",
+            "nvlink.boards[0].switches[0]: there is no device called s0",
+        ),
+        ("[{gpus: [gpu0], switches: [s0, s1], links: [1]}]", "nvlink.boards[0]: links needs one number for each of"),
+    ],
+)
+def test_a_board_that_cannot_be_is_refused(boards: str, message: str) -> None:
+    with pytest.raises(DocumentError, match=re.escape(message)):
+        mockmachine.parsed((ONE_PAIR, f"nvlink: {{boards: {boards}}}"))
+
+
+def test_a_board_links_its_own_gpus_only() -> None:
+    nvml = mockmachine.parsed((ONE_PAIR, "nvlink: {boards: [{gpus: [gpu1], links: [2, 1]}]}")).nvml
+    assert nvml is not None
+    assert [sum(link.active for link in gpu.nvlinks) for gpu in nvml.gpus] == [0, 3]
 
 
 def test_nvlinks_of_a_gpu_without_them_are_refused() -> None:
