@@ -26,12 +26,15 @@ class ProbeError(DiscoveryError):
 
 
 class SourceError(DiscoveryError):
-    """A single reading failed. `source` is `sysfs`, `nvml` or `host`; `kind` a short stable word such as `gpu-is-lost`."""
+    """A single reading failed. `source` is `sysfs`, `nvml` or `host`; `kind` a short stable word such as `gpu-is-lost`; `path`
+    the file that it is about, if it is about one.
+    """
 
-    def __init__(self, source: str, kind: str, message: str) -> None:
+    def __init__(self, source: str, kind: str, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
         self.source = source
         self.kind = kind
+        self.path = path
 
 
 class DocumentError(DiscoveryError):

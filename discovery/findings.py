@@ -10,6 +10,7 @@ from discovery import errors, model
 CODES = frozenset(
     (
         "contradiction",
+        "data-direct-unpaired",
         "default-route-unknown",
         "device-node-missing",
         "driver-version-differs",
@@ -38,10 +39,14 @@ CODES = frozenset(
         "pci-identity",
         "pci-path-unknown",
         "pcie-link-narrow",
+        "pcie-link-slow",
+        "peer-to-peer-redirected",
         "pool-too-large",
         "rail-without-nic",
         "switch-from-overlay",
         "uuid-differs",
+        "vpd-malformed",
+        "vpd-restricted",
     )
 )
 """Every code that is not `<source>-<kind>` of a SourceError; docs/findings.md says what each means and what to do."""

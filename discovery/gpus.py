@@ -170,6 +170,8 @@ class GpuReader:
             mig_mode=facts.mig_mode,
             nvlinks=facts.nvlinks,
             fabric=facts.fabric,
+            c2c=facts.c2c,
+            memory_numa_node=told.memory_node,
         )
 
     def _judge(self, where: PciAddress, driver: str | None) -> Verdict:

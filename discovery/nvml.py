@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from discovery import address, errors, findings, model
+from discovery import address, errors, findings, model, nvmlnumbers
 from discovery.address import PciAddress
 
 _T = TypeVar("_T")
@@ -35,29 +35,6 @@ STALE = frozenset({"lib-rm-version-mismatch"})
 _ENDS_A_GPU = LOST | STALE | {"uninitialized", "driver-not-loaded", "reset-required", "library-not-found"}
 """After these nothing more is asked of the GPU."""
 
-_CORES_PER_MULTIPROCESSOR = {
-    (3, 0): 192, (3, 5): 192, (3, 7): 192,
-    (5, 0): 128, (5, 2): 128, (5, 3): 128,
-    (6, 0): 64, (6, 1): 128, (6, 2): 128,
-    (7, 0): 64, (7, 2): 64, (7, 5): 64,
-    (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128,
-    (9, 0): 128,
-    (10, 0): 128, (10, 1): 128, (10, 3): 128, (11, 0): 128, (12, 0): 128, (12, 1): 128,
-}  # fmt: skip
-"""FP32 cores of one streaming multiprocessor by compute capability (CUDA C++ Programming Guide, compute capabilities).
-NVML counts cores and not multiprocessors. A capability that is not listed gives no number."""
-
-_ARCHITECTURES = {
-    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper",
-    10: "Blackwell", 13: "Rubin",
-}  # fmt: skip
-"""nvmlDeviceArchitecture_t, spelled as NVIDIA's own DRA driver spells its `architecture` attribute."""
-
-_NVLINK_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
-"""NVML_NVLINK_VERSION_*: 2.2 and 3.1 are variants of their generation."""
-
-_REMOTE_KINDS = {0: model.RemoteKind.GPU, 1: model.RemoteKind.CPU, 2: model.RemoteKind.SWITCH}
-_FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 _NO_GPUS_IS_FINE = 1
 """NVML_INIT_FLAG_NO_GPUS."""
 
@@ -90,6 +67,7 @@ class Facts:
     mig_mode: model.MigMode | None = None
     nvlinks: tuple[model.NvLink, ...] = ()
     fabric: model.Fabric | None = None
+    c2c: bool | None = None
     link_width: int | None = None
 
 
@@ -188,16 +166,19 @@ class Nvml:
 
         capability = ask("nvmlDeviceGetCudaComputeCapability")
         cores = ask("nvmlDeviceGetNumGpuCores")
-        each = _CORES_PER_MULTIPROCESSOR.get(capability)
+        each = nvmlnumbers.CORES_PER_MULTIPROCESSOR.get(capability)
+        architecture = ask("nvmlDeviceGetArchitecture")
         mig = ask("nvmlDeviceGetMigMode")
+        c2c = ask("nvmlDeviceGetC2cModeInfoV")
         return Facts(
             minor=ask("nvmlDeviceGetMinorNumber"),
-            architecture=_ARCHITECTURES.get(ask("nvmlDeviceGetArchitecture")),
+            architecture=nvmlnumbers.ARCHITECTURES.get(architecture),
             compute_capability=capability,
             multiprocessors=cores // each if cores and each and cores % each == 0 else None,
             mig_mode=None if mig is None else model.MigMode(current=bool(mig[0]), pending=bool(mig[1])),
-            nvlinks=self._noted(where, found, lambda: self._nvlinks(where, found)) or (),
+            nvlinks=self._noted(where, found, lambda: self._nvlinks(where, architecture, found)) or (),
             fabric=self._noted(where, found, lambda: self._fabric(where, found)),
+            c2c=None if c2c is None else bool(c2c.isC2cEnabled),
             link_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         )
 
@@ -216,52 +197,52 @@ class Nvml:
         """
         return any(self._of(where, "nvmlDeviceGetPersistenceMode") == 0 for where in self._handles)
 
-    def _nvlinks(self, where: PciAddress, found: findings.Findings) -> tuple[model.NvLink, ...]:
+    def _nvlinks(
+        self, where: PciAddress, architecture: int | None, found: findings.Findings
+    ) -> tuple[model.NvLink, ...]:
         links: list[model.NvLink] = []
         handle = self._handle(where)
-        version = None  # of a GPU, not of a link: asked until one link tells it
+        version = None  # nvmlDeviceGetNvLinkVersion: of a GPU, not of a link, so asked until one link tells it
         for link in range(self._link_count(where)):
             try:
                 state = self._optional("nvmlDeviceGetNvLinkState", handle, link)
                 if state is not None:
-                    own = self._nvlink(where, link, active=bool(state), version=version, found=found)
-                    version = own.version
-                    links.append(own)
+                    if version is None:
+                        version = self._told(where, link, "nvmlDeviceGetNvLinkVersion", active=bool(state), found=found)
+                    links.append(self._nvlink(where, link, active=bool(state), found=found))
             except errors.SourceError as err:
                 if err.kind == "invalid-argument":
                     break
                 if err.kind in _ENDS_A_GPU:
                     raise
                 found.failed(where, err)
-        return tuple(links)
+        generation = nvmlnumbers.nvlink_generation(version, architecture)
+        return tuple(replace(link, version=generation) for link in links)
 
-    def _nvlink(
-        self, where: PciAddress, link: int, *, active: bool, version: int | None, found: findings.Findings
-    ) -> model.NvLink:
-        """A link; of one that is down the far end is often refused, with whatever error."""
-        handle = self._handle(where)
-
-        def ask(function: str) -> Any:
-            try:
-                return self._optional(function, handle, link)
-            except errors.SourceError as err:
-                if err.kind in _ENDS_A_GPU:
-                    raise
-                if active:
-                    found.failed(where, err)
-                return None
-
-        kind = _REMOTE_KINDS.get(ask("nvmlDeviceGetNvLinkRemoteDeviceType"))
-        far = ask("nvmlDeviceGetNvLinkRemotePciInfo")
+    def _nvlink(self, where: PciAddress, link: int, *, active: bool, found: findings.Findings) -> model.NvLink:
+        kind = nvmlnumbers.REMOTE_KINDS.get(
+            self._told(where, link, "nvmlDeviceGetNvLinkRemoteDeviceType", active=active, found=found)
+        )
+        far = self._told(where, link, "nvmlDeviceGetNvLinkRemotePciInfo", active=active, found=found)
         if kind is None and active and far is not None and far.domain == _NO_DOMAIN:
             kind = model.RemoteKind.SWITCH
         return model.NvLink(
             link=link,
             active=active,
-            version=version or _NVLINK_GENERATIONS.get(ask("nvmlDeviceGetNvLinkVersion")),
             remote_kind=kind,
             remote=None if far is None else self._noted(where, found, lambda: _address(far)),
         )
+
+    def _told(self, where: PciAddress, link: int, function: str, *, active: bool, found: findings.Findings) -> Any:
+        """What a function says of a link; of one that is down it is often refused, with whatever error."""
+        try:
+            return self._optional(function, self._handle(where), link)
+        except errors.SourceError as err:
+            if err.kind in _ENDS_A_GPU:
+                raise
+            if active:
+                found.failed(where, err)
+            return None
 
     def _link_count(self, where: PciAddress) -> int:
         values = self._of(where, "nvmlDeviceGetFieldValues", [self._pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
@@ -273,7 +254,7 @@ class Nvml:
         info = self._fabric_info(where)
         if info is None:
             return None
-        state = _FABRIC_STATES.get(info.state)
+        state = nvmlnumbers.FABRIC_STATES.get(info.state)
         if state is None:
             raise errors.SourceError("nvml", "malformed", f"nvmlDeviceGetGpuFabricInfoV: unknown state {info.state}")
         if state == "completed" and info.status != self._pynvml.NVML_SUCCESS:

@@ -29,6 +29,10 @@ MAX_CPUS = 65_536
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO}
 _T = TypeVar("_T")
+
+Reader = Callable[[int, int], bytes]
+"""Reads from an offset as many bytes as asked for; fewer where the file ends, or where the reader may see no more."""
+
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _MASK = re.compile(r"[0-9a-fA-F]+")
@@ -76,6 +80,20 @@ class Sysfs:
             _raise_unless_absent(path, err)
             return None
         return data
+
+    def pieces(self, path: str, take: Callable[[Reader], _T]) -> _T | None:
+        """What `take` makes of a file by reading pieces of it: every word of configuration space that is read is asked of the
+        device, and all of it takes a millisecond.
+        """
+        try:
+            descriptor = os.open(self._place(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                return take(lambda offset, size: os.pread(descriptor, size, offset))
+            finally:
+                os.close(descriptor)
+        except OSError as err:
+            _raise_unless_absent(path, err)
+            return None
 
     def text(self, path: str) -> str | None:
         """The content of a file of text, without white space around it."""
@@ -196,6 +214,10 @@ class Directory:
         """Raw bytes."""
         return self._noted(self._sysfs.read, name)
 
+    def pieces(self, name: str, take: Callable[[Reader], _T]) -> _T | None:
+        """What `take` makes of pieces of a file."""
+        return self._noted(lambda path: self._sysfs.pieces(path, take), name)
+
     def link(self, name: str) -> str | None:
         """The target of a link, as it stands there."""
         return self._noted(self._sysfs.link, name)
@@ -248,4 +270,4 @@ def _raise_unless_absent(path: str, err: OSError) -> None:
     if err.errno in _ABSENT:
         return
     kind = errno.errorcode.get(err.errno or 0, "unreadable").lower()
-    raise errors.SourceError("sysfs", kind, f"/{path} cannot be read: {err.strerror}") from err
+    raise errors.SourceError("sysfs", kind, f"/{path} cannot be read: {err.strerror}", path=path) from err

@@ -127,7 +127,11 @@ def _gpu_direct(files: sysfs.Sysfs, release: str | None, found: findings.Finding
     """By NVIDIA's documentation of GPUDirect RDMA (GPU Operator, "GPUDirect RDMA and GPUDirect Storage"): dma-buf takes the open
     kernel modules and Linux 5.12. An older kernel may have it all the same, as distributions port it back: unknown.
     """
-    modules = (name for name in _PEER_MEMORY_MODULES if sysfs.Directory(files, f"sys/module/{name}", subject="host", found=found).names())
+    modules = (
+        name
+        for name in _PEER_MEMORY_MODULES
+        if sysfs.Directory(files, f"sys/module/{name}", subject="host", found=found).names()
+    )
     version = sysfs.Directory(files, "proc/driver/nvidia", subject="nvidia", found=found).text("version")
     kernel = _KERNEL.match(release or "")
     dma_buf = None

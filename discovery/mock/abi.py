@@ -94,8 +94,11 @@ ARCHITECTURES = {
 BRANDS = {"quadro": 1, "tesla": 2, "geforce": 5, "titan": 6, "quadro-rtx": 12, "nvidia-rtx": 13, "nvidia": 14}
 """nvmlBrandType_t."""
 
-NVLINK_VERSIONS = {"1.0": 1, "2.0": 2, "2.2": 3, "3.0": 4, "3.1": 5, "4.0": 6, "5.0": 7, "6.0": 8}
-"""nvmlNvlinkVersion_t."""
+NVLINK_VERSIONS = {"1.0": 1, "2.0": 2, "2.2": 3, "3.0": 5, "3.1": 5, "4.0": 7, "5.0": 7, "6.0": 8}
+"""What nvmlDeviceGetNvLinkVersion answers. nvml.h numbers them 1 to 8 in this order (nvmlNvlinkVersion_t), but drivers have been
+seen to pass on the kernel driver's own numbers (NV2080_CTRL_NVLINK_STATUS_NVLINK_VERSION_*), which are one higher from 2.2 on:
+A100 and RTX 3090 say 5 (https://github.com/open-mpi/hwloc/issues/658, https://github.com/Syllo/nvtop/pull/469), H100 says 7
+(examples of NVIDIA/TensorRT-LLM that measure bandwidth). What others say is not public: they are given nvml.h's number."""
 
 FIELD_NVLINK_LINK_COUNT = 91
 VALUE_TYPE_UNSIGNED_INT = 1
@@ -148,6 +151,12 @@ class Utilization(ctypes.Structure):
     """nvmlUtilization_t."""
 
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class C2cModeInfo(ctypes.Structure):
+    """nvmlC2cModeInfo_v1_t, which carries no version."""
+
+    _fields_ = (("isC2cEnabled", ctypes.c_uint),)
 
 
 class FabricInfo(ctypes.Structure):

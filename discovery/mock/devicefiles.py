@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that drivers add to PCI functions: network interfaces, RDMA devices, NVMe controllers, NVIDIA's procfs, /dev."""
+"""The files that drivers add to PCI functions: RDMA devices, NVMe controllers, NVIDIA's procfs, /dev; and the ports of NICs, whose
+interfaces `netfiles` writes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,6 @@ from discovery.mock.pcifiles import up
 from discovery.mock.pcitree import Function
 from discovery.mock.recording import Entry, Link
 
-_ARPHRD = {"Ethernet": 1, "InfiniBand": 32}
 _IB_RATES = {100: "EDR", 200: "HDR", 400: "NDR", 800: "XDR"}
 
 _NVIDIA_MAJOR = 195
@@ -39,25 +40,28 @@ class NicPort:
 
 
 def nic_ports(functions: Sequence[Function]) -> tuple[NicPort, ...]:
-    """The bound NIC functions. RDMA devices are numbered as mlx5_core does, in order of address."""
+    """The bound NIC functions, virtual ones last. RDMA devices are numbered as mlx5_core does, in order of address."""
     nics = [function for function in functions if isinstance(function.part, parts.Nic)]
-    sharing = Counter((f.address.domain, f.address.bus, f.address.device) for f in nics)
+    nics.sort(key=lambda function: (function.physical is not None, function.address))
+    sharing = Counter((f.address.domain, f.address.bus, f.address.device) for f in nics if f.physical is None)
     rdma = (f"mlx5_{number}" for number in itertools.count())
     ports = []
     for function in nics:
         part = function.part
         assert isinstance(part, parts.Nic)
-        usual = part.functions[function.address.function]
-        said = function.port or machine.Port.model_construct()
         if function.driver != part.driver:
             continue
+        first = function.physical or function.address
+        usual = part.functions[first.function]
+        said = function.port or machine.Port.model_construct()
         link = said.link or usual.link
-        several = sharing[function.address.domain, function.address.bus, function.address.device] > 1
+        several = sharing[first.domain, first.bus, first.device] > 1
+        given = said if function.physical is None else machine.Port.model_construct()
         ports.append(
             NicPort(
                 function=function,
-                interface=said.interface or _interface(function, link, several=several),
-                rdma=(said.rdma or next(rdma)) if part.rdma else None,
+                interface=given.interface or _interface(function, link, several=several),
+                rdma=(given.rdma or next(rdma)) if part.rdma else None,
                 link=link,
                 rate=said.rate or usual.rate,
                 up=said.up,
@@ -68,75 +72,27 @@ def nic_ports(functions: Sequence[Function]) -> tuple[NicPort, ...]:
 
 def _interface(function: Function, link: str, *, several: bool) -> str:
     """The name that systemd gives by the PCI path (systemd.net-naming-scheme(7)); mlx5 calls its port p<function>."""
-    at = function.address
+    at = function.physical or function.address
     domain = f"P{at.domain}" if at.domain else ""
     name = f"{'en' if link == 'Ethernet' else 'ib'}{domain}p{at.bus}s{at.device}"
     if several:
         name += f"f{at.function}"
+    if function.physical is not None:
+        return f"{name}v{function.ordinal}"[:15]
     if link == "Ethernet" and function.driver == "mlx5_core":
         name += f"np{at.function}"
     return name[:15]
 
 
-def nic_files(name: str, ports: Sequence[NicPort]) -> dict[str, Entry]:
-    """Network interfaces and RDMA devices of a machine called `name`."""
+def rdma_files(name: str, ports: Sequence[NicPort]) -> dict[str, Entry]:
+    """RDMA devices of a machine called `name`."""
     tree: dict[str, Entry] = {}
     verbs = itertools.count()
-    for number, port in enumerate(ports):
-        tree.update(_netdev(name, port, index=number + 2))
+    for port in ports:
         if port.rdma is not None:
             tree.update(_rdma(name, port, verbs=next(verbs)))
-    tree.update(_loopback())
     if any(port.rdma for port in ports):
         tree["dev/infiniband/rdma_cm"] = ""
-    return tree
-
-
-def _netdev(name: str, port: NicPort, *, index: int) -> dict[str, Entry]:
-    inner = f"{port.function.directory}/net/{port.interface}"
-    here = f"sys/devices/{inner}"
-    fields = {
-        "address": _hardware_address(name, port),
-        "type": _ARPHRD[port.link],
-        "operstate": "up" if port.up else "down",
-        "carrier": int(port.up),
-        "mtu": 2044 if port.link == "InfiniBand" else 1500,
-        "ifindex": index,
-        "dev_id": "0x0",
-        "dev_port": 0,
-        "flags": "0x1003" if port.up else "0x1002",
-    }
-    if port.up:
-        fields["speed"] = port.rate * 1000
-    if port.function.driver == "mlx5_core":
-        fields["phys_port_name"] = f"p{port.function.address.function}"
-    tree: dict[str, Entry] = {f"{here}/{field}": f"{value}\n" for field, value in fields.items()}
-    tree[f"{here}/device"] = Link(f"../../../{port.function.address}")
-    tree[f"{here}/subsystem"] = Link(f"{up(inner)}class/net")
-    tree[f"sys/class/net/{port.interface}"] = Link(f"../../devices/{inner}")
-    return tree
-
-
-def _hardware_address(name: str, port: NicPort) -> str:
-    if port.link == "Ethernet":
-        return identity.mac_of(name, port.function.address)
-    guid = identity.guid_of(name, port.function.address).replace(":", "")
-    octets = "00000127fe80000000000000" + guid
-    return ":".join(octets[start : start + 2] for start in range(0, len(octets), 2))
-
-
-def _loopback() -> dict[str, Entry]:
-    here = "sys/devices/virtual/net/lo"
-    fields = {
-        "type": 772,
-        "operstate": "unknown",
-        "carrier": 1,
-        "mtu": 65536,
-        "ifindex": 1,
-        "address": "00:00:00:00:00:00",
-    }
-    tree: dict[str, Entry] = {f"{here}/{field}": f"{value}\n" for field, value in fields.items()}
-    tree["sys/class/net/lo"] = Link("../../devices/virtual/net/lo")
     return tree
 
 
@@ -211,9 +167,9 @@ def nvidia_files(
     tree: dict[str, Entry] = {f"sys/module/{module}/version": f"{driver.version}\n" for module in modules}
     if driver.peer_memory:
         tree["sys/kernel/mm/memory_peers/nv_mem/version"] = f"{driver.version}\n"
+    flavour = f"Open Kernel Module for {architecture}" if driver.open_kernel_module else f"{architecture} Kernel Module"
     tree["proc/driver/nvidia/version"] = (
-        f"NVRM version: NVIDIA UNIX Open Kernel Module for {architecture}  {driver.version}  Release Build\n"
-        "GCC version:  gcc version 13.3.0\n"
+        f"NVRM version: NVIDIA UNIX {flavour}  {driver.version}  Release Build\nGCC version:  gcc version 13.3.0\n"
     )
     tree["proc/driver/nvidia/params"] = (
         "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"

@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 
 from discovery import address
 from discovery.address import PciAddress
-from discovery.mock import devicefiles, fault, hostfiles, machine, nvmlstate, pcifiles, pcitree, recording
+from discovery.mock import (
+    devicefiles,
+    fault,
+    hostfiles,
+    machine,
+    netfiles,
+    nvmlstate,
+    pcifiles,
+    pcitree,
+    recording,
+    sriov,
+)
 from discovery.mock import products as parts
 from discovery.mock.pcitree import Function, MachineError
 from discovery.mock.recording import Entry
@@ -16,7 +27,7 @@ from discovery.mock.recording import Entry
 
 def expand(described: machine.Machine, catalogue: parts.Products) -> recording.Recording:
     """The Recording of a machine built of a catalogue's parts. MachineError names the place of a contradiction."""
-    functions = pcitree.build(described, catalogue)
+    functions = sriov.with_virtual(pcitree.build(described, catalogue))
     named = pcitree.by_name(functions)
     memory_nodes = _memory_nodes(described, named)
     every = hostfiles.cpus(described)
@@ -26,10 +37,12 @@ def expand(described: machine.Machine, catalogue: parts.Products) -> recording.R
     ports = devicefiles.nic_ports(functions)
     files: dict[str, Entry] = {
         **pcifiles.files(functions, node_cpus=node_cpus, iommu_type=described.host.iommu),
-        **hostfiles.cpu_files(every),
+        **dict(sriov.files(functions)),
+        **hostfiles.cpu_files(every, described.host),
         **hostfiles.node_files(described.numa),
         **hostfiles.proc_files(described, every),
-        **devicefiles.nic_files(described.name, ports),
+        **netfiles.files(described.name, ports, described.network),
+        **devicefiles.rdma_files(described.name, ports),
         **devicefiles.nvme_files(described.name, functions),
     }
     if described.driver is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from discovery.mock import cpulists, identity, machine
+from discovery.mock.pcitree import MachineError
 from discovery.mock.recording import Entry, Link
 
 _SYSTEM = "sys/devices/system"
@@ -25,7 +26,9 @@ class Cpu:
 
 
 def cpus(described: machine.Machine) -> tuple[Cpu, ...]:
-    """The CPUs in order of number. A node's CPUs are laid over its cores as `host.siblings` says."""
+    """The online CPUs in order of number. A node's CPUs are laid over its cores as `host.siblings` says. MachineError where one
+    is said to be offline.
+    """
     placed: list[Cpu] = []
     cores: dict[int, int] = {}
     for entry in described.numa.nodes:
@@ -36,6 +39,9 @@ def cpus(described: machine.Machine) -> tuple[Cpu, ...]:
             placed.extend(
                 Cpu(number=number, socket=socket, die=entry.die, core=core, siblings=siblings) for number in siblings
             )
+    both = {cpu.number for cpu in placed}.intersection(described.host.offline)
+    if both:
+        raise MachineError(("host", "offline"), f"CPUs {cpulists.spell(both)} are offline and CPUs of a node as well")
     return tuple(sorted(placed, key=lambda cpu: cpu.number))
 
 
@@ -48,18 +54,22 @@ def _by_core(numbers: Sequence[int], host: machine.Host) -> list[tuple[int, ...]
     return [tuple(numbers[core::count]) for core in range(count)]
 
 
-def cpu_files(every: Sequence[Cpu]) -> dict[str, Entry]:
-    """CPUs and their topology (Documentation/admin-guide/cputopology.rst)."""
-    possible = every[-1].number + 1
-    online = f"{cpulists.spell(cpu.number for cpu in every)}\n"
-    tree: dict[str, Entry] = {f"{_SYSTEM}/cpu/{name}": online for name in ("online", "present", "possible")}
+def cpu_files(every: Sequence[Cpu], host: machine.Host) -> dict[str, Entry]:
+    """CPUs and their topology (Documentation/admin-guide/cputopology.rst), of which the kernel tells only for online ones."""
+    online = {cpu.number for cpu in every}
+    present = f"{cpulists.spell(online | set(host.offline))}\n"
+    possible = max(online | set(host.offline)) + 1
+    tree: dict[str, Entry] = {f"{_SYSTEM}/cpu/{name}": present for name in ("present", "possible")}
+    tree[f"{_SYSTEM}/cpu/online"] = f"{cpulists.spell(online)}\n"
+    tree[f"{_SYSTEM}/cpu/offline"] = f"{cpulists.spell(host.offline)}\n"
+    tree |= {f"{_SYSTEM}/cpu/cpu{number}/online": "0\n" for number in host.offline}
     packages: dict[int, list[int]] = {}
     for cpu in every:
         packages.setdefault(cpu.socket, []).append(cpu.number)
     masks = {socket: f"{cpulists.mask(numbers, possible=possible)}\n" for socket, numbers in packages.items()}
     for cpu in every:
         here = f"{_SYSTEM}/cpu/cpu{cpu.number}"
-        tree[f"{here}/topology/physical_package_id"] = f"{cpu.socket}\n"
+        tree[f"{here}/topology/physical_package_id"] = f"{cpu.socket if host.packages else -1}\n"
         tree[f"{here}/topology/die_id"] = f"{cpu.die}\n"
         tree[f"{here}/topology/core_id"] = f"{cpu.core}\n"
         tree[f"{here}/topology/thread_siblings"] = f"{cpulists.mask(cpu.siblings, possible=possible)}\n"

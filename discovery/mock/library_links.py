@@ -66,6 +66,11 @@ def _field_values(_driver: Driver, gpu: state.Gpu, count: int, out: int | None) 
 
 
 @call.device(call.POINTER)
+def _c2c(_driver: Driver, gpu: state.Gpu, out: int | None) -> None:
+    call.struct(out, abi.C2cModeInfo).isC2cEnabled = call.wanted(gpu.c2c)
+
+
+@call.device(call.POINTER)
 def _fabric(_driver: Driver, gpu: state.Gpu, out: int | None) -> None:
     fabric = call.wanted(gpu.fabric)
     _fill_fabric(call.struct(out, abi.FabricInfo), fabric)
@@ -159,6 +164,7 @@ FUNCTIONS = {
     "nvmlDeviceGetNvLinkRemoteDeviceType": _nvlink_remote_type,
     "nvmlDeviceGetNvLinkRemotePciInfo_v2": _nvlink_remote_pci,
     "nvmlDeviceGetFieldValues": _field_values,
+    "nvmlDeviceGetC2cModeInfoV": _c2c,
     "nvmlDeviceGetGpuFabricInfo": _fabric,
     "nvmlDeviceGetGpuFabricInfoV": _fabric_versioned,
     "nvmlDeviceGetTopologyCommonAncestor": _common_ancestor,

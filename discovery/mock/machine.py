@@ -28,6 +28,7 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic.alias_generators import to_camel
 
 from discovery.mock import fault
+from discovery.mock import network as networks
 from discovery.mock import products as parts
 from discovery.mock.products import Bus, LinkLayer, Model, Numbers, Size, Version, Width
 
@@ -79,19 +80,25 @@ class Host(Model):
     threads: int = Field(default=1, ge=1, le=8)
     siblings: Literal["split", "adjacent"] = "split"
     """`split`: a node's CPUs are first all first threads, then all second ones (x86). `adjacent`: thread by thread."""
+    packages: bool = True
+    """Whether the firmware tells sockets: without, physical_package_id reads -1, as in many VMs."""
+    offline: Numbers = ()
+    """CPUs that are there and switched off; none of a node's `cpus`."""
     root_port: str
     iommu: Literal["off", "DMA", "DMA-FQ", "identity"] = "DMA-FQ"
+    acs_redirect: bool = False
+    """Whether ports send peer-to-peer requests to the root complex: what the kernel sets where it finds an IOMMU and neither
+    `pci=disable_acs_redir` nor the firmware or a service of the maker keeps it from that.
+    """
 
 
 class Driver(Model):
     """The loaded NVIDIA driver. Without it no function is bound to it and there is no NVML."""
 
-    acs_redirect: bool = False
-    """Whether ports send peer-to-peer requests to the root complex: what the kernel sets where it finds an IOMMU and neither
-    `pci=disable_acs_redir` nor the firmware or a service of the maker keeps it from that.
-    """
     version: str = Field(pattern=r"^[0-9]+(\.[0-9]+){1,2}$")
     cuda: Version
+    open_kernel_module: bool = True
+    """Whether its kernel modules are the open ones, which GPUs before Turing cannot have."""
     peer_memory: bool = False
     """Whether nvidia_peermem is loaded."""
 
@@ -186,6 +193,12 @@ class Slot(Model):
     """The bound driver in place of the usual one; `none` for no driver."""
     numa: int | None = Field(default=None, ge=-1)
     link: LinkNow | None = None
+    acs_redirect: bool | None = None
+    """Of the port, where it is not as the host's."""
+    vpd: str | None = Field(default=None, pattern=_NAME)
+    """A word for the card. Functions with the same word show the same vital product data; without it they have none."""
+    virtual_functions: int = Field(default=0, ge=0)
+    """How many SR-IOV virtual functions are switched on, of each function."""
     minor: int | None = Field(default=None, ge=0, le=254)
     module_id: int | None = Field(default=None, ge=0)
     root: RootComplex | None = None
@@ -193,12 +206,6 @@ class Slot(Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Slot:
-    acs_redirect: bool | None = None
-    """Of the port, where it is not as the host's."""
-    vpd: str | None = Field(default=None, pattern=_NAME)
-    """A word for the card. Functions with the same word show the same vital product data; without it they have none."""
-    virtual_functions: int = Field(default=0, ge=0)
-    """How many SR-IOV virtual functions are switched on, of each function."""
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) > 1:
             raise ValueError(f"a slot holds one thing, not {' and '.join(given)}")
@@ -206,6 +213,8 @@ class Slot(Model):
         for key, owner in (
             ("ports", "switch"),
             ("functions", "nic"),
+            ("vpd", "nic or device"),
+            ("virtual_functions", "nic or gpu"),
             ("minor", "gpu"),
             ("module_id", "gpu"),
             ("root", "device"),
@@ -213,8 +222,6 @@ class Slot(Model):
             if getattr(self, key) and kind not in owner.split(" or "):
                 raise ValueError(f"{kind} takes no {to_camel(key)}; only {owner} does")
         return self
-            ("vpd", "nic or device"),
-            ("virtual_functions", "nic or gpu"),
 
     @property
     def kind(self) -> str | None:
@@ -316,6 +323,7 @@ class Machine(Model):
     pci: tuple[RootComplex, ...] = ()
     nvlink: NvLink | None = None
     fabric: Fabric | None = None
+    network: networks.Network = networks.Network()
     products: parts.Products = parts.Products()
     seed: int = 0
     faults: tuple[Fault, ...] = ()

@@ -156,6 +156,7 @@ def _gpu(
     facts: dict[str, Any] = {
         **texts,
         **numbers,
+        "c2c": _c2c(client, handle),
         "persistence_mode": None if persistence is None else bool(persistence),
         "compute_capability": _pair(client, "nvmlDeviceGetCudaComputeCapability", handle),
         "memory": _memory(client, handle),
@@ -255,6 +256,12 @@ def _fabric(client: _Client, handle: ctypes.c_void_p) -> state.Fabric | None:
     return state.Fabric(
         state=info.state, status=info.status, cluster_uuid=uuid, clique_id=info.cliqueId, health_mask=info.healthMask
     )
+
+
+def _c2c(client: _Client, handle: ctypes.c_void_p) -> bool | None:
+    info = abi.C2cModeInfo()
+    done = client.ask("nvmlDeviceGetC2cModeInfoV", handle, ctypes.byref(info))
+    return bool(info.isC2cEnabled) if done else None
 
 
 def _utilization(client: _Client, handle: ctypes.c_void_p) -> tuple[int, int] | None:

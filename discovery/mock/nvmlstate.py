@@ -117,6 +117,7 @@ def _gpu(
             generation=link.generation, width=link.width, max_generation=link.max_generation, max_width=link.max_width
         ),
         numa_node=numa_node,
+        c2c=True if part.c2c else None,
         persistence_mode=True,
         compute_mode=0,
         module_id=function.slot.module_id if function.slot else None,

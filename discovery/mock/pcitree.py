@@ -89,6 +89,9 @@ class Function:
     redirects: bool | None = None
     """Whether a root port or downstream port redirects peer-to-peer requests; None for what has no such switch."""
     vpd: bytes | None = None
+    physical: PciAddress | None = None
+    """Of a virtual function: its physical one, of which it is the `ordinal`-th, from 0."""
+    ordinal: int = 0
 
 
 def build(described: machine.Machine, catalogue: parts.Products) -> tuple[Function, ...]:

@@ -128,8 +128,19 @@ class Companion(Model):
     driver: str | None = None
 
 
+class VirtualFunctions(Model):
+    """SR-IOV of one function (PCIe base specification, 9.3.3): how many it can have, and how routing ids follow from its own.
+    `pci` is theirs where it is another one; they have the vendor of their physical function.
+    """
+
+    total: int = Field(ge=1, le=1023)
+    offset: int = Field(default=1, ge=1, le=0xFF)
+    stride: int = Field(default=1, ge=1, le=0xFF)
+    pci: Ids | None = None
+
+
 class Gpu(Part):
-    """A GPU. `memory` is the total that NVML gives."""
+    """A GPU. `memory` is the total that NVML gives. `c2c`: whether it reaches its CPU by NVLink-C2C."""
 
     class_: Class = Field(alias="class")
     brand: str = Field(default="nvidia", pattern="^(" + "|".join(abi.BRANDS) + ")$")
@@ -142,6 +153,8 @@ class Gpu(Part):
     power_limit_watts: int = Field(ge=1)
     ecc: bool = True
     nvlink: NvLinks | None = None
+    c2c: bool = Field(default=False, alias="c2c")
+    virtual_functions: VirtualFunctions | None = None
     mig_devices: int | None = Field(default=None, ge=1, le=14)
     companions: tuple[Companion, ...] = ()
 
@@ -165,6 +178,7 @@ class Nic(Part):
     driver: str = "mlx5_core"
     rdma: bool = True
     functions: tuple[NicFunction, ...] = Field(max_length=8)
+    virtual_functions: VirtualFunctions | None = None
 
 
 class Nvme(Part):

@@ -141,6 +141,8 @@ class Gpu:
     pcie: Pcie | None = None
     numa_node: int | None = None
     """The node of its own memory, where the driver gives that to the kernel (nvmlDeviceGetNumaNodeId)."""
+    c2c: bool | None = None
+    """Whether it reaches its CPU by NVLink-C2C (nvmlDeviceGetC2cModeInfoV)."""
     persistence_mode: bool | None = None
     compute_mode: int | None = None
     module_id: int | None = None
