@@ -12,8 +12,8 @@ both know:
 - sockets and online CPUs
 - what the PCIe link of a function carries
 
-Differences that are hwloc's own, and left out: it knows no PCI domain above ffff (Debian builds it without), gives a NUMA node
-without CPUs those that are near, and hangs all functions of a host bridge in one place.
+Differences that are hwloc's own, and left out: it knows no PCI domain above ffff (Debian builds it without), and gives a NUMA
+node without CPUs, and the functions of such a node, the CPUs of others.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from discovery import model, options, probe, sysfs
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
 from discovery.mock import library, render, zoo
-from hack.judges import hwloc_xml
+from hack.judges import hwloc_xml, made_up
 from hack.tools import hwloc as tool
 from hack.tools.errors import ToolError
 
 DEADLINE_S = 120.0
+MADE_UP = 24
 SHOWN = 20
 """Differences of one machine that are printed."""
 
@@ -45,6 +46,7 @@ _ENVIRONMENT = {
 }
 _LAST_DOMAIN = 0xFFFF
 _THIS_MACHINE = "this machine"
+_MADE_UP = "made-up-"
 
 
 class JudgeError(Exception):
@@ -52,14 +54,18 @@ class JudgeError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Judges this machine and every machine of the zoo, or those that are named. 0: hwloc agrees, 1: it does not."""
+    """Judges this machine, every machine of the zoo and some that are made up, or those that are named. 0: hwloc agrees, 1: it
+    does not.
+    """
     parser = argparse.ArgumentParser(prog="hack/oracle hwloc", description="Compare the probe with hwloc.")
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help="a machine of the zoo, or a file with one")
-    named = parser.parse_args(argv).machines
+    parser.add_argument("--made-up", type=int, default=MADE_UP, metavar="N", help=f"machines to make up ({MADE_UP})")
+    asked = parser.parse_args(argv)
+    names = asked.machines or [_THIS_MACHINE, *zoo.names(), *(f"{_MADE_UP}{seed}" for seed in range(asked.made_up))]
     try:
         lstopo = tool.lstopo()
         found = 0
-        for name in named or (_THIS_MACHINE, *zoo.names()):
+        for name in names:
             snapshot, seen = _look(name, lstopo)
             different = list(differences(snapshot, seen))
             found += len(different)
@@ -82,7 +88,11 @@ def _look(name: str, lstopo: tool.Lstopo) -> tuple[model.Snapshot, hwloc_xml.Top
     if name == _THIS_MACHINE:
         return _probe(None), ask(lstopo, None)
     with tempfile.TemporaryDirectory(prefix="nearfield-judge-") as directory:
-        tree = render.render(zoo.load(name), Path(directory) / "machine")
+        machine = name
+        if name.startswith(_MADE_UP):
+            machine = f"{directory}/{name}.yaml"
+            Path(machine).write_text(made_up.document(int(name.removeprefix(_MADE_UP))), encoding="utf-8")
+        tree = render.render(zoo.load(machine), Path(directory) / "machine")
         return _probe(tree.directory), ask(lstopo, tree.directory)
 
 
@@ -134,7 +144,7 @@ def differences(snapshot: model.Snapshot, seen: hwloc_xml.Topology) -> Iterator[
             continue
         if place.bridges != pci.bridges:
             yield f"{pci.address}: below {_spelt(pci.bridges)}, by hwloc below {_spelt(place.bridges)}"
-        if pci.cpus is not None and frozenset(pci.cpus) != place.cpus:
+        if pci.cpus and frozenset(pci.cpus) != place.cpus:
             yield f"{pci.address}: near CPUs {sorted(pci.cpus)}, by hwloc {sorted(place.cpus)}"
         yield from _link_differences(pci, place.link_gbytes)
     for where in sorted(_bridges_above(known, seen) - known):
