@@ -20,7 +20,9 @@ class Kind(StrEnum):
     GPU_LOST = "gpu-lost"
     """Every NVML call on it answers NVML_ERROR_GPU_IS_LOST; its PCI function stays."""
     FALLEN_OFF = "fallen-off"
-    """The PCI function leaves the bus, and NVML with it."""
+    """The PCI function leaves the bus, and NVML with it; with a bridge, all behind it. Hot-unplug, and hot-plug where it ends:
+    a fault that is there from the beginning and has an end is a function that is plugged in later.
+    """
     XID = "xid"
     """An Xid event for those who wait for one."""
     NVML_HANG = "nvml-hang"
@@ -39,6 +41,10 @@ class Kind(StrEnum):
     """The function is bound to vfio-pci."""
     NO_DRIVER = "no-driver"
     """Without a target the node has no NVIDIA driver (until it is loaded, with `until_s`); with one, the function is unbound."""
+    NETDEV_MOVED = "netdev-moved"
+    """The interfaces of a NIC are in a pod's network namespace: this one's /sys does not show them."""
+    RDMA_MOVED = "rdma-moved"
+    """Its RDMA devices are, as they can be where RDMA is told to keep to namespaces (rdma-system(8), netns exclusive)."""
     ECC = "ecc"
     """Uncorrectable memory errors, and a row remapping that waits for a reset."""
     THERMAL = "thermal"
@@ -90,6 +96,8 @@ RULES = {
     Kind.NUMA_UNKNOWN: _rule(takes="target"),
     Kind.VFIO_BOUND: _rule("target"),
     Kind.NO_DRIVER: _rule(takes="target"),
+    Kind.NETDEV_MOVED: _rule("target"),
+    Kind.RDMA_MOVED: _rule("target"),
     Kind.ECC: _rule("target", takes="count"),
     Kind.THERMAL: _rule("target", takes="temperature_c"),
 }

@@ -13,17 +13,28 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from discovery import address
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import cpulists, fault, live, recording, treefiles
+from discovery.mock import cpulists, fault, hotplug, live, procnet, recording, treefiles, ueventsocket
 from discovery.mock.fault import Fault, Kind, Placed
 from discovery.mock.recording import Entry, Link
 
 RECORDING_FILE = "recording.json"
 """The Recording a directory was rendered from: what is restored when a fault heals."""
 
+_FUNCTIONS = "sys/bus/pci/devices/"
 _ONLINE_CPUS = "sys/devices/system/cpu/online"
-_TREE_KINDS = (Kind.FALLEN_OFF, Kind.LINK_DOWN, Kind.NARROW_LINK, Kind.NUMA_UNKNOWN, Kind.VFIO_BOUND, Kind.NO_DRIVER)
+_TREE_KINDS = (
+    Kind.FALLEN_OFF,
+    Kind.LINK_DOWN,
+    Kind.NARROW_LINK,
+    Kind.NUMA_UNKNOWN,
+    Kind.VFIO_BOUND,
+    Kind.NO_DRIVER,
+    Kind.NETDEV_MOVED,
+    Kind.RDMA_MOVED,
+)
 _OF_A_DRIVER = ("net", "infiniband", "infiniband_mad", "infiniband_verbs", "nvme", "drm")
 """Directories of a PCI function that its driver makes and that go with it."""
 
@@ -46,9 +57,36 @@ def apply(directory: Path, faults: Iterable[Fault], *, clock: Callable[[], float
         if item.target is not None and tree.function(item.target) is None:
             raise DocumentError(f"fault {item.kind}: there is no PCI function {item.target} on this machine")
     since = clock()
-    placed = tuple(Placed(fault=item, since=since) for item in wanted)
+    placed = place(tree, wanted, since=since)
     live.LiveFile(directory).update(lambda now: dataclasses.replace(now, faults=placed))
     Timeline(directory).advance(since)
+
+
+def place(tree: recording.Tree, faults: Iterable[Fault], *, since: float) -> tuple[Placed, ...]:
+    """Faults, in place from a time on. With a bridge everything behind it falls off: each function by a fault of its own."""
+    every = tuple(
+        part
+        for item in faults
+        for part in (
+            (dataclasses.replace(item, target=pci) for pci in _behind(tree, item.target))
+            if item.kind is Kind.FALLEN_OFF
+            else (item,)
+        )
+    )
+    return tuple(Placed(fault=item, since=since) for item in dict.fromkeys(every))
+
+
+def _behind(tree: recording.Tree, pci: PciAddress | None) -> Sequence[PciAddress | None]:
+    """A function and those that hang on it if it is a bridge, what is behind another in front of it."""
+    directory = tree.function(pci)
+    if directory is None:
+        return (pci,)
+    links = (link for link in tree.links_into(directory) if link.startswith(_FUNCTIONS))
+
+    def by_path(link: str) -> str:
+        return tree.resolve(link) or ""
+
+    return [address.parse(posixpath.basename(link)) for link in sorted(links, key=by_path, reverse=True)]
 
 
 class Timeline:
@@ -74,9 +112,14 @@ class Timeline:
             state = self._file.read()
             active = _on(state, now)
             base = _base(self._directory).files
-            _write(self._directory, base, effects(base, state.applied), effects(base, active))
-            state = dataclasses.replace(state, applied=active)
+            before, after = effects(base, state.applied), effects(base, active)
+            told = hotplug.events(_under(base, before), _under(base, after))
+            _write(self._directory, base, before, after)
+            state = dataclasses.replace(state, applied=active, seqnum=state.seqnum + len(told))
             self._file.write(state)
+            first = state.seqnum - len(told) + 1
+            messages = [event.message(number) for number, event in enumerate(told, first)]
+            ueventsocket.send(self._directory, messages)
             return state
 
 
@@ -128,7 +171,7 @@ def _write(
 def _fallen_off(tree: recording.Tree, item: Fault, directory: str | None) -> dict[str, Entry | None]:
     assert directory is not None
     gone = (*tree.below(directory), *tree.links_into(directory), *_nvidia_files(tree, item.target))
-    return dict.fromkeys(gone)
+    return {**dict.fromkeys(gone), **procnet.without_interfaces_of(tree, directory)}
 
 
 def _link_down(tree: recording.Tree, _item: Fault, directory: str | None) -> dict[str, Entry | None]:
@@ -165,13 +208,25 @@ def _numa_unknown(tree: recording.Tree, _item: Fault, directory: str | None) -> 
     return {path: value for path, value in changed.items() if path in tree.files}
 
 
+def _moved(class_name: str) -> Callable[[recording.Tree, Fault, str | None], dict[str, Entry | None]]:
+    """The devices of one class that hang on a function are in another network namespace, which sysfs does not show here."""
+
+    def effect(tree: recording.Tree, _item: Fault, directory: str | None) -> dict[str, Entry | None]:
+        assert directory is not None
+        top = f"{directory}/{class_name}"
+        told = procnet.without_interfaces_of(tree, directory) if class_name == "net" else {}
+        return {**dict.fromkeys((*tree.below(top), *tree.links_into(top))), **told}
+
+    return effect
+
+
 def _unbound(tree: recording.Tree, pci: PciAddress | None, directory: str) -> dict[str, Entry | None]:
     """A function without its driver: the link, and all that the driver had made."""
     driver = tree.resolve(f"{directory}/driver")
     gone = [f"{directory}/driver", f"{driver}/{pci}", *_nvidia_files(tree, pci)]
     for name in _OF_A_DRIVER:
         gone += (*tree.below(f"{directory}/{name}"), *tree.links_into(f"{directory}/{name}"))
-    return {path: None for path in gone if path in tree.files}
+    return {**{path: None for path in gone if path in tree.files}, **procnet.without_interfaces_of(tree, directory)}
 
 
 def _vfio_bound(tree: recording.Tree, item: Fault, directory: str | None) -> dict[str, Entry | None]:
@@ -222,4 +277,6 @@ _EFFECTS: Mapping[Kind, Callable[[recording.Tree, Fault, str | None], dict[str, 
     Kind.NUMA_UNKNOWN: _numa_unknown,
     Kind.VFIO_BOUND: _vfio_bound,
     Kind.NO_DRIVER: _no_driver,
+    Kind.NETDEV_MOVED: _moved("net"),
+    Kind.RDMA_MOVED: _moved("infiniband"),
 }

@@ -27,13 +27,14 @@ LOCK = "nvml.lock"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """The changing part of a rendered machine. `recording`: digest of the Recording it was rendered from. `applied`: the
-    faults that the files of the tree show.
+    faults that the files of the tree show. `seqnum`: number of the last uevent that was sent.
     """
 
     recording: str
     nvml: state.Nvml | None = None
     faults: tuple[fault.Placed, ...] = ()
     applied: tuple[fault.Fault, ...] = ()
+    seqnum: int = 0
 
 
 class LiveFile:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from discovery.errors import DocumentError
-from discovery.mock import fault, faults, live, recording, treefiles
+from discovery.mock import faults, live, recording, treefiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def render(machine: recording.Recording, directory: Path, *, clock: Callable[[],
             (directory / faults.RECORDING_FILE).write_bytes(dumped)
             treefiles.write_all(directory, machine.files)
             since = clock()
-            placed = tuple(fault.Placed(fault=item, since=since) for item in machine.faults)
+            placed = faults.place(recording.Tree(machine.files), machine.faults, since=since)
             file.write(live.Live(recording=digest, nvml=machine.nvml, faults=placed))
     except OSError as err:
         raise DocumentError(f"{directory}: cannot write the mock machine {machine.name}: {err}") from err

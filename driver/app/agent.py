@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from discovery import child, sysfs
 from discovery.errors import SourceError
-from driver import config, inventory
+from driver import changes, config, inventory
 from driver.app import hardware, late, machine, parts, reports, room
 from driver.errors import ConfigError, DriverError
 from driver.kube import events
@@ -106,9 +106,11 @@ class Agent:
         stack.callback(self._prober.close)
         readings = inventory.Inventory(self._prober, interval_s=settings.probe_interval_s, observer=metrics)
         stack.callback(readings.stop)
+        hints = changes.Changes(lambda: hardware.listen(settings), stir=readings.stir, observer=metrics)
+        stack.callback(hints.stop)
 
         claims = room.build(settings, boot_id=boot_id, readings=readings, told=told, stop=self._stop, stack=stack)
-        self._spawn("hardware", lambda: self._read_hardware(readings, claims.reader))
+        self._spawn("hardware", lambda: self._read_hardware(readings, hints, claims.reader))
         claims.open()
         health = late.LateHealth()
         kubelet = server.KubeletServer(
@@ -166,12 +168,13 @@ class Agent:
         self._end()
         self._told.set()
 
-    def _read_hardware(self, readings: inventory.Inventory, nodes: machine.NodeReader) -> None:
-        """Begin to look at the hardware; a mock machine is rendered before."""
+    def _read_hardware(self, readings: inventory.Inventory, hints: changes.Changes, nodes: machine.NodeReader) -> None:
+        """Begin to look at the hardware, and to listen to its changes; a mock machine is rendered before."""
         mock = machine.choose(self._settings, nodes=nodes, stop=self._stop, waiting=readings.hold_up)
         if mock is not None:
             hardware.render(self._settings, mock)
         if not self._stop.is_set():
+            hints.start()
             readings.start()
 
     def _start_outside(self, built: parts.Parts) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from discovery import model
+from discovery import model, uevents
 
 OTHER = "other"
 """Stands for a label value that is not in its set, so that a set stays bounded whatever is counted."""
@@ -147,6 +147,12 @@ PROBE_ERRORS = Metric(
     help="Looks at the hardware that gave nothing, by the kind of look.",
     labels=(Label(name="reason", values=("probe", "rescan", "sample", OTHER)),),
 )
+UEVENTS_TOTAL = Metric(
+    name="nearfield_uevents_total",
+    kind=Kind.COUNTER,
+    help="Messages of the kernel about devices: a look follows upon those that are heeded or overrun.",
+    labels=(Label(name="result", values=tuple(uevents.Heard)),),
+)
 PROBE_LAST_SUCCESS = Metric(
     name="nearfield_probe_last_success_timestamp_seconds",
     kind=Kind.GAUGE,
@@ -249,6 +255,7 @@ METRICS: tuple[Metric, ...] = (
     PROBE_SECONDS,
     PROBE_ERRORS,
     PROBE_LAST_SUCCESS,
+    UEVENTS_TOTAL,
     SLICES_PUBLISHED,
     SLICE_GENERATION,
     SLICE_PUBLISH_TOTAL,

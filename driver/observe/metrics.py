@@ -78,6 +78,10 @@ class Metrics:
         else:
             self._tally.count(catalog.PROBE_ERRORS, reason)
 
+    def uevent(self, result: str) -> None:
+        """A message about a device came; `result`: what became of it."""
+        self._tally.count(catalog.UEVENTS_TOTAL, result)
+
     def health_changed(self, status: values.HealthStatus) -> None:
         """A device's health became `status`."""
         self._tally.count(catalog.HEALTH_EVENTS, status.lower())
