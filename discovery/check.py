@@ -10,7 +10,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from discovery import model, pcie, topology
+from discovery import model, pcie, topology, upward
+from discovery import nics as pairing
 from discovery.address import PciAddress
 
 _MAX_NUMA_NODE = 1023
@@ -22,7 +23,13 @@ def violations(snapshot: model.Snapshot) -> tuple[str, ...]:
 
 
 def functions(snapshot: model.Snapshot) -> Iterator[model.PciFunction]:
-    """All endpoints: GPUs, NVSwitches, NICs, NVMe controllers."""
+    """All endpoints: GPUs, NVSwitches, NICs and their Data Direct functions, NVMe controllers."""
+    yield from _devices(snapshot)
+    shared = {nic.data_direct.address: nic.data_direct for nic in snapshot.nics if nic.data_direct is not None}
+    yield from shared.values()
+
+
+def _devices(snapshot: model.Snapshot) -> Iterator[model.PciFunction]:
     yield from (gpu.pci for gpu in snapshot.gpus)
     yield from snapshot.nvswitches
     yield from (nic.pci for nic in snapshot.nics)
@@ -49,6 +56,10 @@ def _addresses(snapshot: model.Snapshot) -> Iterator[str]:
 def _places(snapshot: model.Snapshot) -> Iterator[str]:
     bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
     ports = {address: bridge.port_type for address, bridge in bridges.items()}
+    inner = pcie.second_levels(bridges)
+    for pci in functions(snapshot):
+        if pci.narrowest != upward.narrowest(pci, bridges):
+            yield f"{pci.address}: {pci.narrowest} is not the narrowest link above it"
     for pci in itertools.chain(functions(snapshot), (bridge.pci for bridge in snapshot.bridges)):
         where = pci.address
         if len({where, *pci.bridges}) <= len(pci.bridges):
@@ -59,12 +70,14 @@ def _places(snapshot: model.Snapshot) -> Iterator[str]:
                 continue
             if bridge.pci.bridges != pci.bridges[:depth] or bridge.pci.host_bridge != pci.host_bridge:
                 yield f"{where}: its bridge {above} stands in another place than its chain says"
-        if pci.switch_source is not model.Provenance.OVERLAY and pci.switches != pcie.switches(pci.bridges, ports):
+        if pci.switch_source is not model.Provenance.OVERLAY and pci.switches != pcie.switches(
+            pci.bridges, ports, inner
+        ):
             yield f"{where}: its switches are not the upstream ports above it, innermost first"
         if pci.switch != (pci.switches[0] if pci.switches else None):
             yield f"{where}: its switch is not the innermost of its switches"
-        if pci.switch_source is not None and not pci.switches:
-            yield f"{where}: it has no switches, and a source of them"
+        if (pci.switch_source is None) != (not pci.switches):
+            yield f"{where}: its switches {pci.switches} come from {pci.switch_source}"
         if pci.host_bridge is None and (pci.bridges or pci.pcie_root is not None):
             yield f"{where}: it has bridges or a PCIe root, but no host bridge"
         if pci.pcie_root is not None and where.domain > 0xFFFF:
@@ -159,6 +172,9 @@ def _groups(snapshot: model.Snapshot) -> Iterator[str]:
 
 def _nics(snapshot: model.Snapshot) -> Iterator[str]:
     nics = {nic.address: nic for nic in snapshot.nics}
+    for nic in snapshot.nics:
+        if nic.data_direct is not None and nic.pci.physical_function is not None:
+            yield f"{nic.address}: a virtual function has a Data Direct function"
     ports = topology.port_types(snapshot.bridges)
     for gpu in snapshot.gpus:
         if gpu.nic is None:
@@ -170,8 +186,11 @@ def _nics(snapshot: model.Snapshot) -> Iterator[str]:
             yield f"{gpu.address}: its NIC {gpu.nic.address} is not among the nearest"
         for tie in gpu.nic.ties:
             near = nics.get(tie)
-            if near is None or topology.path_class(gpu.pci, near.pci, ports) is not gpu.nic.distance:
+            between = None if near is None else pairing.distance(gpu.pci, near, ports)
+            if between is None or between[0] is not gpu.nic.distance:
                 yield f"{gpu.address}: the path to {tie} is not {gpu.nic.distance}"
+            elif tie == gpu.nic.address and between[1] != gpu.nic.data_direct:
+                yield f"{gpu.address}: {gpu.nic.data_direct} is not what makes its NIC so near"
         if chosen is not None and gpu.nic.rail != chosen.rail:
             yield f"{gpu.address}: its rail {gpu.nic.rail} is not that of its NIC"
 

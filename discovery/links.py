@@ -1,30 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links that are worse than they could be: PCIe links narrower than both ends allow, NVLinks that are down. Pure."""
+"""Links that are worse than they could be: PCIe links that are narrower or slower than both ends allow, NVLinks that are down.
+Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from discovery import findings, model
+from discovery import findings, model, upward
+from discovery.address import PciAddress
 
 
-def degraded(gpus: Iterable[model.Gpu], bridges: Iterable[model.Bridge], found: findings.Findings) -> None:
-    """Notes the degraded links of GPUs. PCIe speed is left alone: an idle GPU lowers it. NVLinks count as down where
-    others of the same GPU are up; a board without a bridge plugged in has none up and nothing wrong.
+@dataclass(slots=True)
+class _Seen:
+    """A link, and how many devices are behind it."""
+
+    link: upward.Link
+    devices: int = 0
+
+
+def note_degraded(functions: Iterable[model.PciFunction], bridges: upward.Bridges, found: findings.Findings) -> None:
+    """Notes the degraded PCIe links above functions, each link once.
+
+    A link is narrow where it has fewer lanes than both ends; a link of which one end is not seen may have all that it can,
+    as in a virtual machine. Speed counts on links that end in a switch only: devices lower the speed of their own when idle,
+    GPUs above all, and those between a switch and the port above it keep theirs.
     """
-    ports = {bridge.pci.address: bridge.pci for bridge in bridges}
+    seen: dict[PciAddress, _Seen] = {}
+    for function in functions:
+        if function.physical_function is None:
+            for link in upward.links(function, bridges):
+                if link is not None:
+                    seen.setdefault(link.upper.address, _Seen(link)).devices += 1
+    for behind in seen.values():
+        link = behind.link
+        width, possible = link.width, link.possible_width
+        shared = f" ({behind.devices} devices are behind it)" if behind.devices > 1 else ""
+        if width is not None and possible is not None and width < possible:
+            found.warning(
+                "pcie-link-narrow",
+                link.lower.address,
+                f"its PCIe link runs with {width} of {possible} lanes{shared}; reseat the card or check its slot",
+            )
+        speed, best = link.speed_gts, link.possible_speed_gts
+        if link.lower.address in bridges and speed is not None and best is not None and speed < best:
+            found.warning(
+                "pcie-link-slow",
+                link.lower.address,
+                f"the PCIe link of this switch runs at {speed:g} of {best:g} GT/s{shared}; reset or reseat what it is on, or "
+                f"check its riser",
+            )
+
+
+def note_nvlinks_down(gpus: Iterable[model.Gpu], found: findings.Findings) -> None:
+    """Notes the NVLinks that are down. They count as down where others of the same GPU are up; a board without a bridge plugged
+    in has none up and nothing wrong.
+    """
     for gpu in gpus:
-        link = gpu.pci.link
-        port = ports.get(gpu.pci.bridges[-1]) if gpu.pci.bridges else None
-        if link is not None and link.current_width is not None:
-            widths = [link.max_width, port.link.max_width if port is not None and port.link is not None else None]
-            possible = min((width for width in widths if width is not None), default=0)
-            if link.current_width < possible:
-                found.warning(
-                    "pcie-link-narrow",
-                    gpu.address,
-                    f"its PCIe link runs with {link.current_width} of {possible} lanes; reseat the card or check its slot",
-                )
         down = [str(nvlink.link) for nvlink in gpu.nvlinks if not nvlink.active]
         if down and len(down) < len(gpu.nvlinks):
             found.warning(

@@ -2,7 +2,8 @@
 """Which NIC belongs to which GPU, and to which rail. Pure.
 
 Only PCI functions decide: link state changes, and interfaces and RDMA devices move into pods, but a pairing that others
-match on has to stay. Candidates are physical functions. The nearest path class wins and every NIC of that class is a tie.
+match on has to stay. Candidates are physical functions; one with a Data Direct function is as near as the nearer of the two,
+since that is what reads and writes the memory of a GPU. The nearest path class wins and every NIC of that class is a tie.
 Of the ties one is chosen by this rule: NICs are given out so that as many GPUs as possible have a device of their own
 (the functions of one card share its link, so a card counts once); then a second GPU goes to each card, and so on. Inside
 a card the least used function wins. GPUs and NICs come in the order of their addresses, so a free choice gives the first
@@ -36,6 +37,8 @@ class _Near:
 
     distance: model.PathClass
     ties: tuple[PciAddress, ...]
+    data_direct: Mapping[PciAddress, PciAddress]
+    """The Data Direct functions of those ties that are near by theirs."""
 
 
 def pair(
@@ -69,6 +72,7 @@ def pair(
                 name=by_address[nic].name,
                 ties=near[gpu].ties,
                 rail=numbers.get(nic),
+                data_direct=near[gpu].data_direct.get(nic),
             )
             for gpu, nic in chosen.items()
         },
@@ -77,13 +81,30 @@ def pair(
     )
 
 
+def distance(
+    gpu: model.PciFunction, nic: model.Nic, ports: topology.Ports
+) -> tuple[model.PathClass, PciAddress | None]:
+    """How far a NIC is from a GPU, and its Data Direct function if that is what is so near."""
+    own = topology.path_class(gpu, nic.pci, ports)
+    if nic.data_direct is not None:
+        other = topology.path_class(gpu, nic.data_direct, ports)
+        if topology.NEARNESS[other] < topology.NEARNESS[own]:
+            return other, nic.data_direct.address
+    return own, None
+
+
 def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -> _Near | None:
-    classes = [(topology.path_class(gpu.pci, nic.pci, ports), nic.address) for nic in nics]
-    known = [(path_class, nic) for path_class, nic in classes if path_class is not model.PathClass.UNKNOWN]
+    distances = [(*distance(gpu.pci, nic, ports), nic.address) for nic in nics]
+    known = [item for item in distances if item[0] is not model.PathClass.UNKNOWN]
     if not known:
         return None
-    distance = min((path_class for path_class, _ in known), key=topology.NEARNESS.__getitem__)
-    return _Near(distance=distance, ties=tuple(nic for path_class, nic in known if path_class is distance))
+    nearest = min((path_class for path_class, _, _ in known), key=topology.NEARNESS.__getitem__)
+    ties = [(nic, by) for path_class, by, nic in known if path_class is nearest]
+    return _Near(
+        distance=nearest,
+        ties=tuple(nic for nic, _ in ties),
+        data_direct={nic: by for nic, by in ties if by is not None},
+    )
 
 
 def _share_out(near: Mapping[PciAddress, _Near]) -> dict[PciAddress, PciAddress]:

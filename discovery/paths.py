@@ -14,6 +14,6 @@ def between_all(snapshot: model.Snapshot) -> tuple[model.Path, ...]:
     """The path of every pair of GPUs, NICs and NVMe controllers, ordered by address; see `model.Path`."""
     return topology.paths(
         topology.endpoints(snapshot.gpus, snapshot.nics, snapshot.nvmes),
-        topology.port_types(snapshot.bridges),
+        {bridge.pci.address: bridge for bridge in snapshot.bridges},
         nvlink.wiring(snapshot.gpus, findings.Findings()).active,
     )

@@ -9,15 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from discovery import address, errors, findings, model, pcie, sysfs
+from discovery import address, errors, findings, model, pcie, sysfs, upward
 from discovery.address import PciAddress
 
 NVIDIA = 0x10DE
+MELLANOX = 0x15B3
 DEVICES = "sys/bus/pci/devices"
 
 _MAX_NUMA_NODE = 1023
 """CONFIG_NODES_SHIFT is at most 10."""
 
+_DATA_DIRECT = 0x2100
+"""The DMA function of a ConnectX-8 (drivers/infiniband/hw/mlx5/data_direct.c)."""
+
+_DMA_CONTROLLER = 0x0801
 _MAX_LANES = 32
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s\b")
 
@@ -29,6 +34,8 @@ class Kind(Enum):
     NVSWITCH = "NVSwitch"
     NIC = "NIC"
     NVME = "NVMe"
+    DATA_DIRECT = "Data Direct"
+    """The function by which a NIC that stands elsewhere reads and writes the memory of a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,8 @@ class Function:
     kind: Kind
     vendor_id: int
     class_code: int
+    device_id: int | None = None
+    """None where `kind` follows without it."""
     components: tuple[str, ...] = ()
 
     @property
@@ -56,8 +65,8 @@ def device_components(link: str, target: str) -> tuple[str, ...]:
 
 
 def functions(files: sysfs.Sysfs, rdma: Iterable[PciAddress], found: findings.Findings) -> tuple[Function, ...]:
-    """The functions that matter here, ordered by address: NVIDIA GPUs and NVSwitches, NICs (class 02, and those in `rdma`),
-    NVMe controllers.
+    """The functions that matter here, ordered by address: NVIDIA GPUs and NVSwitches, NICs (class 02, and those in `rdma`)
+    and what belongs to them, NVMe controllers.
     """
     with_rdma = frozenset(rdma)
     known = []
@@ -103,12 +112,15 @@ def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Fun
     if class_code is None:
         return None
     base = class_code >> 16
-    if base not in (0x01, 0x02, 0x03, 0x06) and where not in rdma:
+    if base not in (0x01, 0x02, 0x03, 0x06) and class_code >> 8 != _DMA_CONTROLLER and where not in rdma:
         return None
     vendor_id = files.hexadecimal(f"{path}/vendor", 16)
     if vendor_id is None:
         return None
-    if base == 0x02 or where in rdma:
+    device_id = files.hexadecimal(f"{path}/device", 16) if vendor_id == MELLANOX else None
+    if vendor_id == MELLANOX and device_id == _DATA_DIRECT:
+        kind = Kind.DATA_DIRECT
+    elif base == 0x02 or where in rdma:
         kind = Kind.NIC
     elif vendor_id == NVIDIA and base == 0x03:
         kind = Kind.GPU
@@ -118,7 +130,14 @@ def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Fun
         kind = Kind.NVME
     else:
         return None
-    return Function(address=where, kind=kind, vendor_id=vendor_id, class_code=class_code, components=components)
+    return Function(
+        address=where,
+        kind=kind,
+        vendor_id=vendor_id,
+        class_code=class_code,
+        device_id=device_id,
+        components=components,
+    )
 
 
 class Locator:
@@ -127,17 +146,18 @@ class Locator:
     def __init__(self, files: sysfs.Sysfs, found: findings.Findings) -> None:
         self._files = files
         self._found = found
-        self._bridges: dict[PciAddress, model.PciFunction | None] = {}
+        self._bridges: dict[PciAddress, model.Bridge | None] = {}
         self._gaps: dict[PciAddress, pcie.ConfigGap] = {}
         self._ports: dict[PciAddress, model.PortType | None] = {}
         self._chains: dict[tuple[PciAddress, ...], None] = {}
         self._iommu_types: dict[int, str | None] = {}
+        self._cpu_lists: dict[bytes, tuple[int, ...]] = {}
 
     def describe(self, function: Function) -> model.PciFunction | None:
         """A function and its place, switches and socket not yet filled in; None when its identity is not readable."""
         directory = self._directory(function.path, function.address)
         chain = pcie.parse_chain(function.address, function.components)
-        device_id = directory.hexadecimal("device", 16)
+        device_id = directory.hexadecimal("device", 16) if function.device_id is None else function.device_id
         if device_id is None:
             self._found.warning("pci-identity", function.address, f"/{function.path}/device is missing: left out")
             return None
@@ -161,7 +181,7 @@ class Locator:
             bridges=chain.bridges,
             numa_node=numa_node,
             numa_source=None if numa_node is None else model.Provenance.SYSFS,
-            cpus=None if numa_node is None else directory.cpu_list("local_cpulist"),
+            cpus=None if numa_node is None else self._cpus(directory),
             iommu_group=group,
             iommu_type=group_type,
             driver=directory.link_name("driver"),
@@ -172,40 +192,41 @@ class Locator:
     def bridges(self) -> tuple[model.Bridge, ...]:
         """All bridges above the functions described so far, ordered by address, with their port types."""
         inferred = self._infer()
-        known = {**self._ports, **inferred}
-        return tuple(
-            model.Bridge(
-                pci=replace(pci, switches=switches, switch=switches[0] if switches else None),
-                port_type=known.get(where),
-                port_type_inferred=where in inferred,
-            )
-            for where, pci in sorted(self._bridges.items())
-            if pci is not None
-            for switches in [pcie.switches(pci.bridges, known)]
-        )
+        typed = {
+            where: replace(bridge, port_type=inferred[where], port_type_inferred=True) if where in inferred else bridge
+            for where, bridge in sorted(self._bridges.items())
+            if bridge is not None
+        }
+        place = upward.placing(typed)
+        return tuple(replace(bridge, pci=place(bridge.pci)) for bridge in typed.values())
 
     def _read_bridge(self, where: PciAddress, components: tuple[str, ...], chain: pcie.Chain, depth: int) -> None:
         if where in self._bridges:
             return
         directory = self._directory("sys/devices/" + "/".join(components), where)
-        config = directory.read("config") or b""
-        port = pcie.parse_port_type(config)
-        identity = pcie.parse_identity(config)
-        if identity is None:
-            identity = _told_identity(directory)
+        registers = directory.pieces("config", pcie.read_bridge) or _NO_REGISTERS
+        identity = registers.identity or _told_identity(directory)
         if identity is None:
             self._bridges[where] = None
             self._found.warning("pci-identity", where, f"/{directory.path} shows no identity: the bridge is left out")
             return
-        self._bridges[where] = model.PciFunction(
-            address=where,
-            vendor_id=identity.vendor_id,
-            device_id=identity.device_id,
-            class_code=identity.class_code,
-            host_bridge=chain.host_bridge,
-            pcie_root=chain.pcie_root,
-            bridges=chain.bridges[:depth],
-            link=self._link(directory),
+        subsystem = registers.subsystem or _told_subsystem(directory, identity)
+        port = registers.port
+        self._bridges[where] = model.Bridge(
+            pci=model.PciFunction(
+                address=where,
+                vendor_id=identity.vendor_id,
+                device_id=identity.device_id,
+                class_code=identity.class_code,
+                subsystem_vendor_id=subsystem and subsystem.vendor_id,
+                subsystem_device_id=subsystem and subsystem.device_id,
+                host_bridge=chain.host_bridge,
+                pcie_root=chain.pcie_root,
+                bridges=chain.bridges[:depth],
+                link=self._link(directory),
+            ),
+            port_type=port if isinstance(port, model.PortType) else None,
+            redirects=registers.redirects,
         )
         if isinstance(port, model.PortType):
             self._ports[where] = port
@@ -224,7 +245,7 @@ class Locator:
                 "pci-config-restricted",
                 "sysfs",
                 "the configuration space of bridges is readable up to 64 bytes only (it takes CAP_SYS_ADMIN): port types are "
-                "inferred from the place of each bridge",
+                "inferred from the place of each bridge, and whether ports redirect peer-to-peer traffic is unknown",
             )
         for where, gap in self._gaps.items():
             if gap is not pcie.ConfigGap.RESTRICTED:
@@ -239,6 +260,14 @@ class Locator:
     def _numa_node(self, directory: sysfs.Directory) -> int | None:
         node = directory.number("numa_node")
         return node if node is not None and 0 <= node <= _MAX_NUMA_NODE else None
+
+    def _cpus(self, directory: sysfs.Directory) -> tuple[int, ...] | None:
+        """CPU lists are long, and there are few of them."""
+        text = directory.read("local_cpulist")
+        cpus = None if text is None else self._cpu_lists.get(text)
+        if text is not None and cpus is None and (cpus := directory.cpu_list("local_cpulist")) is not None:
+            self._cpu_lists[text] = cpus
+        return cpus
 
     def _iommu(self, directory: sysfs.Directory) -> tuple[int | None, str | None]:
         name = directory.link_name("iommu_group")
@@ -261,6 +290,9 @@ class Locator:
         return None if link == model.PcieLink() else link
 
 
+_NO_REGISTERS = pcie.Registers(port=pcie.ConfigGap.MALFORMED)
+
+
 def _told_identity(directory: sysfs.Directory) -> pcie.Identity | None:
     """The identity by the kernel's own attributes, which it read when the function was found."""
     vendor_id, device_id = directory.hexadecimal("vendor", 16), directory.hexadecimal("device", 16)
@@ -268,6 +300,14 @@ def _told_identity(directory: sysfs.Directory) -> pcie.Identity | None:
     if vendor_id is None or device_id is None or class_code is None:
         return None
     return pcie.Identity(vendor_id, device_id, class_code)
+
+
+def _told_subsystem(directory: sysfs.Directory, identity: pcie.Identity) -> pcie.Subsystem | None:
+    """The subsystem by the kernel's own attributes, where something follows from it."""
+    if identity.vendor_id != pcie.BROADCOM:
+        return None
+    vendor_id, device_id = directory.hexadecimal("subsystem_vendor", 16), directory.hexadecimal("subsystem_device", 16)
+    return None if vendor_id is None or device_id is None else pcie.Subsystem(vendor_id, device_id)
 
 
 def _address_or_none(text: str | None) -> PciAddress | None:

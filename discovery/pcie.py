@@ -1,29 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a PCI function stands, from the two places the kernel tells it: its path below /sys/devices, and the PCI Express
-capability in a bridge's configuration space. Pure: text and bytes in, values out.
+"""Where a PCI function stands, from the two places the kernel tells it: its path below /sys/devices, and the capabilities in
+the configuration space of the bridges above it. Pure: text and bytes in, values out.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from discovery import address
 from discovery.address import HostBridge, PciAddress
-from discovery.model import PortType
+from discovery.model import Bridge, PciFunction, PortType
+
+ConfigReader = Callable[[int, int], bytes]
+"""Reads from an offset of a configuration space as many bytes as asked for; fewer where there are no more to be seen."""
 
 UNPRIVILEGED_CONFIG_BYTES = 64
 """All of the configuration space that a reader without CAP_SYS_ADMIN gets (pci_read_config, drivers/pci/pci-sysfs.c)."""
 
+_CONVENTIONAL_BYTES = 256
+_EXTENDED_BYTES = 4096
 _STATUS = 0x06
 _STATUS_CAPABILITIES = 0x10
 _CAPABILITY_POINTER = 0x34
+_SUBSYSTEM = 0x0D
 _PCI_EXPRESS = 0x10
 _MAX_CAPABILITIES = 48
 """As many as fit the 192 bytes after the header, so a loop in the list ends."""
+
+_ACCESS_CONTROL = 0x000D
+_REQUEST_REDIRECT = 1 << 2
+_EGRESS_CONTROL = 1 << 5
+_ABSENT = 0xFFFFFFFF
+"""What a read gives that nobody answers."""
 
 _PORT_TYPES = {
     4: PortType.ROOT,
@@ -32,6 +44,10 @@ _PORT_TYPES = {
     7: PortType.PCIE_TO_PCI,
     8: PortType.PCI_TO_PCIE,
 }
+
+BROADCOM = 0x1000
+_GENERATION_4 = 0xC010
+_GENERATION_5 = 0xC030
 
 
 class ConfigGap(Enum):
@@ -90,37 +106,94 @@ class Identity(NamedTuple):
     class_code: int
 
 
-def parse_identity(config: bytes) -> Identity | None:
-    """The identity in a configuration space; None where the function does not answer."""
-    if len(config) < UNPRIVILEGED_CONFIG_BYTES or config[:2] == b"\xff\xff":
-        return None
-    vendor_id, device_id, revision_and_class = struct.unpack_from("<HH4xI", config)
-    return Identity(vendor_id, device_id, revision_and_class >> 8)
+class Subsystem(NamedTuple):
+    """Who made the thing that a function is part of."""
+
+    vendor_id: int
+    device_id: int
 
 
-def parse_port_type(config: bytes) -> PortType | ConfigGap:
-    """The port type from a bridge's configuration space (PCI Express base specification, 7.5.1 and 7.5.3)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registers:
+    """What the configuration space of a bridge tells. `identity` is None where the function does not answer; `redirects` as
+    in `model.Bridge`.
+    """
+
+    port: PortType | ConfigGap
+    identity: Identity | None = None
+    subsystem: Subsystem | None = None
+    redirects: bool | None = None
+
+
+def read_bridge(read: ConfigReader) -> Registers:
+    """The configuration space of a bridge (PCI Express base specification, 7.5.1, 7.5.3 and 7.7.11). Whatever the bytes, it
+    ends, and what they do not say is None.
+    """
+    config = read(0, _CONVENTIONAL_BYTES)
     if len(config) < UNPRIVILEGED_CONFIG_BYTES:
-        return ConfigGap.MALFORMED
-    if config[:4] == b"\xff\xff\xff\xff":
-        return ConfigGap.DEAD
-    (status,) = struct.unpack_from("<H", config, _STATUS)
+        return Registers(port=ConfigGap.MALFORMED)
+    vendor_id, device_id, status, revision_and_class = struct.unpack_from("<HHxxHI", config)
+    if vendor_id == 0xFFFF:
+        return Registers(port=ConfigGap.DEAD)
+    identity = Identity(vendor_id, device_id, revision_and_class >> 8)
     if not status & _STATUS_CAPABILITIES:
-        return ConfigGap.CONVENTIONAL
+        return Registers(port=ConfigGap.CONVENTIONAL, identity=identity, redirects=False)
     if len(config) == UNPRIVILEGED_CONFIG_BYTES:
-        return ConfigGap.RESTRICTED
+        return Registers(port=ConfigGap.RESTRICTED, identity=identity)
+    capabilities, complete = _capabilities(config)
+    subsystem = capabilities.get(_SUBSYSTEM)
+    express = capabilities.get(_PCI_EXPRESS)
+    port: PortType | ConfigGap = ConfigGap.CONVENTIONAL if complete else ConfigGap.MALFORMED
+    if express is not None:
+        (flags,) = struct.unpack_from("<H", config, express + 2)
+        port = _PORT_TYPES.get(flags >> 4 & 0xF, ConfigGap.MALFORMED)
+    return Registers(
+        port=port,
+        identity=identity,
+        subsystem=None
+        if subsystem is None or subsystem + 8 > len(config)
+        else Subsystem(*struct.unpack_from("<HH", config, subsystem + 4)),
+        redirects=_redirects(read) if isinstance(port, PortType) else False if port is ConfigGap.CONVENTIONAL else None,
+    )
+
+
+def _capabilities(config: bytes) -> tuple[dict[int, int], bool]:
+    """Where each capability stands, the first of a kind, and whether the list came to its end."""
+    places: dict[int, int] = {}
     at = config[_CAPABILITY_POINTER] & 0xFC
     for _ in range(_MAX_CAPABILITIES):
         if at == 0:
-            return ConfigGap.CONVENTIONAL
+            return places, True
         if at < UNPRIVILEGED_CONFIG_BYTES or at + 4 > len(config):
-            return ConfigGap.MALFORMED
-        identifier, following = config[at], config[at + 1]
-        if identifier == _PCI_EXPRESS:
-            (capabilities,) = struct.unpack_from("<H", config, at + 2)
-            return _PORT_TYPES.get(capabilities >> 4 & 0xF, ConfigGap.MALFORMED)
-        at = following & 0xFC
-    return ConfigGap.MALFORMED
+            break
+        places.setdefault(config[at], at)
+        at = config[at + 1] & 0xFC
+    return places, False
+
+
+def _redirects(read: ConfigReader) -> bool | None:
+    """The P2P Request Redirect bit of the access control services. Under egress control a vector decides port by port, which
+    is not read: None, unless all is redirected anyway. None too where the extended space, or a part of its list, is not there
+    to be read (a bridge that the kernel reaches by the old way only has 256 bytes).
+    """
+    at = _CONVENTIONAL_BYTES
+    seen: set[int] = set()
+    while at not in seen and _CONVENTIONAL_BYTES <= at <= _EXTENDED_BYTES - 8:
+        seen.add(at)
+        piece = read(at, 8)
+        if len(piece) < 8:
+            return None
+        header, control = struct.unpack("<IxxH", piece)
+        if header == _ABSENT:
+            return None
+        if header & 0xFFFF == _ACCESS_CONTROL:
+            if control & _REQUEST_REDIRECT:
+                return True
+            return None if control & _EGRESS_CONTROL else False
+        at = header >> 20 & 0xFFC
+        if at == 0:
+            return False
+    return None
 
 
 def infer_port_types(
@@ -148,8 +221,47 @@ def infer_port_types(
     return inferred
 
 
-def switches(bridges: Sequence[PciAddress], ports: Mapping[PciAddress, PortType | None]) -> tuple[PciAddress, ...]:
+def switches(
+    bridges: Sequence[PciAddress],
+    ports: Mapping[PciAddress, PortType | None],
+    second_levels: Container[PciAddress] = frozenset(),
+) -> tuple[PciAddress, ...]:
     """The upstream ports among the bridges of a chain, innermost first: a switch is one upstream port and the downstream
-    ports below it.
+    ports below it. `second_levels` are not counted: they are inside the part that the switch above them belongs to.
     """
-    return tuple(bridge for bridge in reversed(bridges) if ports.get(bridge) is PortType.UPSTREAM)
+    return tuple(
+        bridge for bridge in reversed(bridges) if ports.get(bridge) is PortType.UPSTREAM and bridge not in second_levels
+    )
+
+
+def second_levels(bridges: Mapping[PciAddress, Bridge]) -> frozenset[PciAddress]:
+    """The upstream ports inside switches that show themselves as two levels, although all their ports are alike (Broadcom
+    PEX880xx and PEX890xx in base mode). Told by their subsystem, as NCCL does (getBcmGen in src/graph/topo.cc): 1000:a0xx at
+    both levels of generation 4, 1000:0xxx and below it 1000:1xxx in generation 5. Three of the former in a row are a part of
+    two levels and one more switch, as a part has no third level.
+    """
+    found: set[PciAddress] = set()
+    for where in sorted(bridges, key=lambda bridge: len(bridges[bridge].pci.bridges)):
+        inner = bridges[where]
+        if inner.port_type is not PortType.UPSTREAM or len(inner.pci.bridges) < 2:
+            continue
+        outer, between = (bridges.get(above) for above in inner.pci.bridges[-2:])
+        if outer is None or between is None or outer.pci.address in found:
+            continue
+        if outer.port_type is not PortType.UPSTREAM or between.port_type is not PortType.DOWNSTREAM:
+            continue
+        generation = _broadcom_generation(inner.pci, level=1)
+        if generation is not None and _broadcom_generation(outer.pci, level=0) == generation:
+            found.add(where)
+    return frozenset(found)
+
+
+def _broadcom_generation(pci: PciFunction, *, level: int) -> int | None:
+    if pci.vendor_id != BROADCOM or pci.subsystem_vendor_id != BROADCOM or pci.subsystem_device_id is None:
+        return None
+    kind = pci.subsystem_device_id >> 12
+    if pci.device_id == _GENERATION_4 and kind == 0xA:
+        return 4
+    if pci.device_id == _GENERATION_5 and kind == level:
+        return 5
+    return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from discovery import (
     aligned,
     check,
+    datadirect,
     endpoints,
     errors,
     findings,
@@ -28,10 +29,11 @@ from discovery import (
     nvml,
     overlaid,
     pci,
-    pcie,
+    peering,
     sysfs,
     system,
     topology,
+    upward,
 )
 from discovery.address import PciAddress
 from discovery.options import ProbeOptions
@@ -82,7 +84,10 @@ class Machine:
         if not located[pci.Kind.GPU]:
             found.info("no-gpu", "node", "there is no NVIDIA GPU on this node")
         driver, gpu_list = self._read_gpus(located[pci.Kind.GPU], located[pci.Kind.NVSWITCH], found)
+        vpds = datadirect.read(self._files, functions, found)
         nic_list, nvme_list = self._read_endpoints(located, rdma, found)
+        if vpds is not None:
+            nic_list = datadirect.paired(located[pci.Kind.DATA_DIRECT], nic_list, vpds, found)
         snapshot = model.Snapshot(
             origin=self._origin,
             taken_at=self._clock(),
@@ -151,18 +156,20 @@ class Machine:
         locator = pci.Locator(self._files, found)
         described = [(function.kind, locator.describe(function)) for function in functions]
         bridges = locator.bridges()
-        ports = topology.port_types(bridges)
+        by_address = {bridge.pci.address: bridge for bridge in bridges}
+        place = upward.placing(by_address)
+        sockets: dict[tuple[int, ...] | None, int | None] = {}
         located: dict[pci.Kind, list[model.PciFunction]] = {kind: [] for kind in pci.Kind}
         for kind, function in described:
             if function is None:
                 continue
-            switches = pcie.switches(function.bridges, ports)
+            if function.cpus not in sockets:
+                sockets[function.cpus] = topology.socket_of(function.cpus, machine.sockets)
             located[kind].append(
                 replace(
-                    function,
-                    switches=switches,
-                    switch=switches[0] if switches else None,
-                    cpu_socket=topology.socket_of(function.cpus, machine.sockets),
+                    place(function),
+                    cpu_socket=sockets[function.cpus],
+                    narrowest=upward.narrowest(function, by_address),
                 )
             )
         return {kind: tuple(members) for kind, members in located.items()}, bridges
@@ -245,12 +252,11 @@ def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Fi
     gpu_list = tuple(
         replace(gpu, groups=groups[gpu.address], nic=pairings.gpus.get(gpu.address)) for gpu in snapshot.gpus
     )
-    links.degraded(snapshot.gpus, snapshot.bridges, found)
-    return replace(
-        snapshot,
-        gpus=gpu_list,
-        nics=nics.with_rails(snapshot.nics, pairings),
-    )
+    bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
+    links.note_degraded(check.functions(snapshot), bridges, found)
+    links.note_nvlinks_down(snapshot.gpus, found)
+    peering.note_redirected(gpu_list, snapshot.nics, bridges, found)
+    return replace(snapshot, gpus=gpu_list, nics=nics.with_rails(snapshot.nics, pairings))
 
 
 def probe(

@@ -22,7 +22,8 @@ MAX_FILE_BYTES = 256 * 1024
 """Attributes are at most a page, configuration space 4 KiB, a CPU list of the largest machine 64 KiB."""
 
 _PAGE = 4096
-"""The kernel gives an attribute that is shorter than a page in one read."""
+"""sysfs gives an attribute that is shorter than a page in one read. procfs gives a list in pieces that end with a line, of any
+length (fs/seq_file.c), and nothing tells that one is the last."""
 
 MAX_CPUS = 65_536
 """More than any kernel is built for (CONFIG_NR_CPUS), so that a list with a wrong number cannot fill the memory."""
@@ -62,24 +63,25 @@ class Sysfs:
             if not root.is_dir():
                 raise errors.ProbeError(f"{root} (for /{name}) is no directory; mount it there", retryable=False)
 
-    def read(self, path: str) -> bytes | None:
-        """The content of a file."""
+    def read(self, path: str, *, limit: int = MAX_FILE_BYTES) -> bytes | None:
+        """The content of a file, of so many bytes at most."""
         name = self._place(path)
         try:
             # O_NONBLOCK: a FIFO in a made-up tree must not hold the probe.
             descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                data = os.read(descriptor, MAX_FILE_BYTES)
-                while len(data) >= _PAGE and (more := os.read(descriptor, MAX_FILE_BYTES)):
+                data = bytearray(os.read(descriptor, MAX_FILE_BYTES))
+                whole = path.startswith("sys/") and len(data) < _PAGE
+                while not whole and (more := os.read(descriptor, MAX_FILE_BYTES)):
                     data += more
-                    if len(data) > MAX_FILE_BYTES:
-                        raise _malformed(path, f"is longer than {MAX_FILE_BYTES} bytes")
+                    if len(data) > limit:
+                        raise _malformed(path, f"is longer than {limit} bytes")
             finally:
                 os.close(descriptor)
         except OSError as err:
             _raise_unless_absent(path, err)
             return None
-        return data
+        return bytes(data)
 
     def pieces(self, path: str, take: Callable[[Reader], _T]) -> _T | None:
         """What `take` makes of a file by reading pieces of it: every word of configuration space that is read is asked of the

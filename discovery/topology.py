@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from discovery import model
+from discovery import model, peering
 from discovery.address import PciAddress
 
 Ports = Mapping[PciAddress, model.PortType | None]
@@ -65,11 +65,12 @@ def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> mode
     return model.PathClass.PIX if len(crossed) <= 1 else model.PathClass.PXB
 
 
-def paths(devices: Sequence[model.PciFunction], ports: Ports, nvlinks: Nvlinks) -> tuple[model.Path, ...]:
+def paths(devices: Sequence[model.PciFunction], bridges: peering.Bridges, nvlinks: Nvlinks) -> tuple[model.Path, ...]:
     """The path of every pair of `devices`, ordered by address.
 
-    There are many pairs and few places, and a path class is a matter of the places, but for functions of one slot.
+    There are many pairs and few places, and a path is a matter of the places, but for functions of one slot.
     """
+    ports = port_types(bridges.values())
     ordered = sorted(devices, key=lambda device: device.address)
     places: dict[object, int] = {}
     place_of = [
@@ -80,18 +81,18 @@ def paths(devices: Sequence[model.PciFunction], ports: Ports, nvlinks: Nvlinks) 
     ]
     linked = {address for pair in nvlinks for address in pair}
     has_nvlinks = [device.address in linked for device in ordered]
-    known: dict[tuple[int, int], model.PathClass] = {}
+    known: dict[tuple[int, int], tuple[model.PathClass, bool | None]] = {}
     found = []
     for i, a in enumerate(ordered):
         for j in range(i + 1, len(ordered)):
             b = ordered[j]
             between = known.get((place_of[i], place_of[j]))
             if between is None:
-                between = path_class(a, b, ports)
+                between = path_class(a, b, ports), peering.direct(a, b, bridges)
                 if place_of[i] != place_of[j]:
                     known[place_of[i], place_of[j]] = between
             count = nvlinks.get((a.address, b.address), 0) if has_nvlinks[i] and has_nvlinks[j] else 0
-            found.append(model.Path(a=a.address, b=b.address, path_class=between, nvlinks=count))
+            found.append(model.Path(a=a.address, b=b.address, path_class=between[0], nvlinks=count, direct=between[1]))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from discovery import sysfs
@@ -21,9 +22,20 @@ BRIDGE = {"vendor": "0x1000", "device": "0xc030", "class": "0x060400"}
 ROOT, UPSTREAM, DOWNSTREAM = 4, 5, 6
 
 
-def config(port: int | None, *, length: int = 256, vendor: int = 0x1000, device: int = 0xC030) -> bytes:
-    """Configuration space of a bridge; `port`: device/port type of its PCI Express capability, None for no capability."""
-    space = bytearray(256)
+def config(
+    port: int | None,
+    *,
+    length: int | None = None,
+    vendor: int = 0x1000,
+    device: int = 0xC030,
+    subsystem: tuple[int, int] | None = None,
+    extended: bool = False,
+    access: int | None = None,
+) -> bytes:
+    """Configuration space of a bridge; `port`: device/port type of its PCI Express capability, None for no capability.
+    `extended`: with the space above 256 bytes, where `access` is the control register of access control services.
+    """
+    space = bytearray(4096 if extended else 256)
     struct.pack_into("<HH", space, 0, vendor, device)
     struct.pack_into("<I", space, 8, 0x060400 << 8)
     space[0x0E] = 1
@@ -32,7 +44,21 @@ def config(port: int | None, *, length: int = 256, vendor: int = 0x1000, device:
         space[0x34] = 0x40
         space[0x40:0x44] = bytes((0x01, 0x60, 0, 0))  # power management first, so that the list is walked
         struct.pack_into("<BBH", space, 0x60, 0x10, 0, port << 4 | 2)
+        if subsystem is not None:
+            space[0x41] = 0x50
+            struct.pack_into("<BBxxHH", space, 0x50, 0x0D, 0x60, *subsystem)
+    if extended:
+        struct.pack_into("<I", space, 0x100, 0x140 << 20 | 0x20001)  # error reporting first
+        if access is None:
+            struct.pack_into("<I", space, 0x140, 0x10002)  # virtual channel
+        else:
+            struct.pack_into("<IHH", space, 0x140, 0x1000D, 0x1F, access)
     return bytes(space[:length])
+
+
+def reader(config: bytes) -> Callable[[int, int], bytes]:
+    """Reads pieces of it."""
+    return lambda offset, size: config[offset : offset + size]
 
 
 class Tree:

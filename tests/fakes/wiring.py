@@ -31,6 +31,7 @@ def function(
         bridges=bridges,
         switches=switches,
         switch=switches[0] if switches else None,
+        switch_source=model.Provenance.SYSFS if switches else None,
         numa_node=numa,
         numa_source=None if numa is None else model.Provenance.SYSFS,
         cpu_socket=numa,

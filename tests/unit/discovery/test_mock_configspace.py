@@ -8,7 +8,7 @@ import pytest
 from discovery import model, pcie
 from discovery.mock import configspace
 from discovery.mock.recording import Tree
-from tests.fakes import mockmachine
+from tests.fakes import mockmachine, pcitree
 
 
 def _config(pci: object, *changes: tuple[str, str]) -> bytes:
@@ -46,7 +46,7 @@ def test_bridges_have_true_bus_numbers(pci: str, buses: tuple[int, int, int]) ->
     ],
 )
 def test_the_prober_reads_the_port_types(pci: str, port: model.PortType) -> None:
-    assert pcie.parse_port_type(_config(pci)) is port
+    assert pcie.read_bridge(pcitree.reader(_config(pci))).port is port
 
 
 def test_an_endpoint_says_who_it_is() -> None:

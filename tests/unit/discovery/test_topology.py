@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from discovery import model, topology
+from discovery import model, peering, topology
 from discovery.address import PciAddress, parse
 from discovery.model import PathClass, PortType
 from tests.fakes import wiring
@@ -24,6 +24,11 @@ PORTS: dict[PciAddress, PortType | None] = {
     UP2: PortType.UPSTREAM,
     DOWN3: PortType.DOWNSTREAM,
     BRIDGE: None,
+}
+
+BRIDGES = {
+    where: model.Bridge(pci=wiring.function(where), port_type=port, redirects=where is DOWN2)
+    for where, port in PORTS.items()
 }
 
 
@@ -93,7 +98,7 @@ def test_every_pair_has_one_path_in_order_and_virtual_functions_have_none() -> N
         )
     )
     devices = topology.endpoints(gpus, (physical, virtual), (model.Nvme(pci=wiring.function(wiring.at(5))),))
-    paths = topology.paths(devices, PORTS, {(wiring.at(1), wiring.at(2)): 18})
+    paths = topology.paths(devices, BRIDGES, {(wiring.at(1), wiring.at(2)): 18})
     assert [(path.a.bus, path.b.bus) for path in paths] == list(itertools.combinations((1, 2, 4, 5), 2))
     assert [path.nvlinks for path in paths] == [18, 0, 0, 0, 0, 0]
 
@@ -114,4 +119,8 @@ def test_the_paths_of_many_are_those_of_each_two(places: list[tuple[str, tuple[P
         for bus, (root, bridges, numa) in enumerate(places)
     ]
     expected = [topology.path_class(a, b, PORTS) for a, b in itertools.combinations(devices, 2)]
-    assert [path.path_class for path in topology.paths(devices, PORTS, {})] == expected
+    paths = topology.paths(devices, BRIDGES, {})
+    assert [path.path_class for path in paths] == expected
+    assert [path.direct for path in paths] == [
+        peering.direct(a, b, BRIDGES) for a, b in itertools.combinations(devices, 2)
+    ]
