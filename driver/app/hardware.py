@@ -9,9 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from discovery import child
+from discovery import child, uevents
 from discovery.address import PciAddress
 from discovery.errors import ProbeError
+from discovery.mock import ueventsocket
 from driver import config
 from driver.errors import ConfigError
 
@@ -38,6 +39,11 @@ def source(settings: config.Settings) -> child.Source:
 def prober(settings: config.Settings, *, rails: Mapping[PciAddress, int]) -> child.ProbeChild:
     """What probes the machine; nothing is read before it is asked."""
     return child.ProbeChild(source=source(settings), options=child.ProbeOptions(rails=rails))
+
+
+def listen(settings: config.Settings) -> uevents.Listener:
+    """Where changes of that machine are told. Raises SourceError."""
+    return ueventsocket.listen(mock_directory(settings)) if settings.mocked else uevents.kernel()
 
 
 def render(settings: config.Settings, machine: str) -> None:
