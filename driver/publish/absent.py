@@ -45,15 +45,17 @@ def merge(
 
 
 def remember(now: devices.Device, before: devices.Device | None) -> devices.Device:
-    """A device with the name its NIC had when it could last be seen: a NIC that moves into a pod's network namespace takes
-    its name along, and stays the same NIC.
+    """A device with the name its NIC had when it could last be seen: what moves into a pod's network namespace takes its name
+    along, and the NIC stays the same. An interface that is left does not take the place of the RDMA device that moved.
     """
-    if before is None or attributes.NIC in now.attributes or attributes.NIC not in before.attributes:
+    if before is None or attributes.NIC not in before.attributes:
         return now
     if now.attributes.get(attributes.NIC_PCI_BUS_ID) != before.attributes.get(attributes.NIC_PCI_BUS_ID):
         return now
+    if attributes.NIC in now.attributes and (now.nic_is_rdma or not before.nic_is_rdma):
+        return now
     known = {**now.attributes, attributes.NIC: before.attributes[attributes.NIC]}
-    return replace(now, attributes=dict(sorted(known.items())))
+    return replace(now, attributes=dict(sorted(known.items())), nic_is_rdma=before.nic_is_rdma)
 
 
 def held_by(claim: Mapping[str, Any], *, driver_name: str, pool: str) -> frozenset[str]:

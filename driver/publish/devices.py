@@ -39,13 +39,16 @@ AttributeValue = bool | int | str | Version | tuple[int, ...] | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device as it is offered. `absent`: it was offered before and cannot be used now; nobody new may get it."""
+    """One device as it is offered. `absent`: it was offered before and cannot be used now; nobody new may get it.
+    `nic_is_rdma`: the name of its NIC is that of an RDMA device, and not of an interface.
+    """
 
     name: str
     address: PciAddress
     attributes: Mapping[str, AttributeValue]
     capacity: Mapping[str, int]
     absent: bool = False
+    nic_is_rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +172,12 @@ class _Making:
             address=self._gpu.address,
             attributes={name: self._fitting(name, value) for name, value in sorted(found.items())},
             capacity=capacity,
+            nic_is_rdma=self._nic_is_rdma(),
         )
+
+    def _nic_is_rdma(self) -> bool:
+        where = None if self._gpu.nic is None else self._gpu.nic.address
+        return any(nic.address == where and nic.rdma_devices for nic in self._snapshot.nics)
 
     def _descriptions(self) -> Iterator[tuple[str, AttributeValue | None]]:
         gpu, driver = self._gpu, self._snapshot.nvidia_driver

@@ -37,7 +37,8 @@ def device_to_json(device: devices.Device, *, driver_name: str) -> dict[str, Any
 def published_to_json(device: devices.Device) -> dict[str, Any]:
     """What is kept of a device that was published, so that it can stay listed when it cannot be read any more."""
     body = device_to_json(device, driver_name="")
-    return {"address": str(device.address), "attributes": body["attributes"], "capacity": body["capacity"]}
+    kept = {"address": str(device.address), "attributes": body["attributes"], "capacity": body["capacity"]}
+    return {**kept, "nicIsRdma": True} if device.nic_is_rdma else kept
 
 
 def published_from_json(name: str, body: object) -> devices.Device:
@@ -50,6 +51,7 @@ def published_from_json(name: str, body: object) -> devices.Device:
             address=address.parse(body["address"]),
             attributes={str(key): _value_from_json(value) for key, value in body["attributes"].items()},
             capacity={str(key): int(quantity.parse(value["value"])) for key, value in body["capacity"].items()},
+            nic_is_rdma=body.get("nicIsRdma") is True,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"device {name}: {error}") from error

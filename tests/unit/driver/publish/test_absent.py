@@ -7,6 +7,7 @@ damaged; what a claim holds.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,19 @@ def test_a_nic_that_moved_into_a_pod_keeps_the_name_it_had() -> None:
     assert absent.remember(named, before) == named
     assert absent.remember(gone, None) == gone
     assert absent.merge([gone], {"gpu-1": before}, held=()) == (before,)
+
+
+def test_an_interface_that_is_left_does_not_take_the_name_of_the_rdma_device_that_moved() -> None:
+    rdma = replace(device(1, nic="mlx5_0", nicPciBusID="0000:18:00.0"), nic_is_rdma=True)
+    interface = device(1, nic="eth2", nicPciBusID="0000:18:00.0")
+    elsewhere = device(1, nic="eth2", nicPciBusID="0000:19:00.0")
+    another = replace(device(1, nic="mlx5_9", nicPciBusID="0000:18:00.0"), nic_is_rdma=True)
+    assert absent.remember(interface, rdma) == rdma
+    assert absent.remember(elsewhere, rdma) == elsewhere
+    assert absent.remember(another, rdma) == another
+    assert absent.remember(rdma, interface) == rdma
+    again, wrong = absent.from_json(absent.to_json({"gpu-1": absent.remember(interface, rdma)}))
+    assert (again, wrong) == ({"gpu-1": rdma}, ())
 
 
 VALUES: st.SearchStrategy[devices.AttributeValue] = st.one_of(

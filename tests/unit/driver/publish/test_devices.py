@@ -96,6 +96,14 @@ def test_what_is_unknown_to_match_on_is_left_out_and_what_describes_is_there() -
     assert set(device.capacity) == {"compute", "memory"}
 
 
+def test_whether_its_nic_has_the_name_of_an_rdma_device() -> None:
+    pci = replace(COMPLETE.pci, address=publishing.at(0x18))
+    plain = model.Nic(pci=pci, interfaces=(model.NetworkInterface(name="eth0"),))
+    rdma = replace(plain, rdma_devices=(model.RdmaDevice(name="mlx5_0"),))
+    assert not only(publishing.snapshot(COMPLETE, nics=(plain,))).nic_is_rdma
+    assert only(publishing.snapshot(COMPLETE, nics=(rdma,))).nic_is_rdma
+
+
 def test_a_gpu_without_a_known_path_to_the_nics_is_at_an_unknown_distance() -> None:
     nic = model.Nic(pci=replace(COMPLETE.pci, address=publishing.at(0x18)))
     device = only(publishing.snapshot(publishing.gpu(0x1B), nics=(nic,)))
