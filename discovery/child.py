@@ -9,6 +9,7 @@ commands that end right after.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
@@ -65,7 +66,9 @@ class ProbeChild:
     """
 
     def __init__(self, *, source: Source, options: ProbeOptions) -> None:
-        self._arguments = json.dumps({"source": codec.encode(source), "options": codec.encode(options)})
+        few = dataclasses.replace(options, overlay=None)
+        self._arguments = json.dumps({"source": codec.encode(source), "options": codec.encode(few)})
+        self._overlay = None if options.overlay is None else json.dumps(codec.encode(options.overlay)).encode()
         self._turn = threading.Lock()
         self._state = threading.Lock()
         self._child: _Child | None = None
@@ -143,7 +146,7 @@ class ProbeChild:
                 self._child.stop()
                 self._child = None
             if self._child is None:
-                self._child = _Child(self._arguments)
+                self._child = _Child(self._arguments, self._overlay)
             return self._child
 
     def _lost(
@@ -217,19 +220,23 @@ class _Child:
     another thread may already be somebody else's.
     """
 
-    def __init__(self, arguments: str) -> None:
+    def __init__(self, arguments: str, overlay: bytes | None) -> None:
+        """`overlay` may be longer than the kernel lets an argument be (MAX_ARG_STRLEN), so it is passed as an open file."""
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "discovery.worker", arguments]
         root = str(Path(__file__).resolve().parent.parent)
         inherited = os.environ.get("PYTHONPATH")
         environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-m", "discovery.worker", arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C is for us: we close the child in order
-            )
+            with _in_memory(overlay) as passed:
+                self._process = subprocess.Popen(
+                    [*command, *map(str, passed)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    pass_fds=passed,
+                    start_new_session=True,  # a Ctrl-C is for us: we close the child in order
+                )
         except OSError as err:
             raise errors.ProbeError(f"the process that looks at the hardware cannot be started: {err}") from err
         self._answers = 0
@@ -301,6 +308,19 @@ class _Child:
                     logger.warning("Probe process %d: %s", self._process.pid, text)
                 elif count == _LOGGED_LINES:
                     logger.warning("Probe process %d says more than is logged", self._process.pid)
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes | None) -> Iterator[tuple[int, ...]]:
+    """The descriptor of a file of this content that is in no folder; none without content."""
+    if content is None:
+        yield ()
+        return
+    with os.fdopen(os.memfd_create("nearfield-overlay"), "wb") as file:
+        file.write(content)
+        file.flush()
+        file.seek(0)
+        yield (file.fileno(),)
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import yaml
 
@@ -106,13 +107,32 @@ class Document:
 
 def read(path: Path, *, max_bytes: int = MAX_BYTES) -> Document:
     """The document in a file. DocumentError that names the file, the line and what to change."""
+    return parse(read_bytes(path, max_bytes=max_bytes), name=str(path), max_bytes=max_bytes)
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """What is in a file, and one byte more than `max_bytes` where it is larger. DocumentError that names the file."""
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            return file.read(max_bytes + 1)
     except (OSError, ValueError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
         raise DocumentError(f"{path}: cannot be read: {reason}") from err
-    return parse(data, name=str(path), max_bytes=max_bytes)
+
+
+def keys_of(model: Any, at: Place = ()) -> dict[Place, tuple[str, ...]]:
+    """The keys that a pydantic model has, and the models in it, for `Document.explain`."""
+    known = {at: tuple(field.alias or name for name, field in model.model_fields.items())}
+    for name, field in model.model_fields.items():
+        place: Place = (*at, field.alias or name)
+        inside = field.annotation
+        if get_origin(inside) in (Union, UnionType):
+            inside = next((part for part in get_args(inside) if part is not type(None)), None)
+        if get_origin(inside) in (tuple, list):
+            inside, place = get_args(inside)[0], (*place, 0)
+        if hasattr(inside, "model_fields"):
+            known |= keys_of(inside, place)
+    return known
 
 
 def parse(data: bytes, *, name: str, max_bytes: int = MAX_BYTES) -> Document:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that looks at the hardware: `python -m discovery.worker SOURCE`, started by child.ProbeChild.
+"""The process that looks at the hardware: `python -m discovery.worker SOURCE [DESCRIPTOR]`, started by child.ProbeChild. The
+descriptor is that of an open file with the overlay.
 
 It answers requests on its standard input, one after the other, on what was its standard output: first that it began, then
 the answer. Anything that prints lands on standard error. It ends when its input ends, that is when its parent is gone: at once if idle, and a second later
@@ -8,6 +9,7 @@ even if it hangs in a call of NVML. It imports only what a look needs, because i
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -19,7 +21,7 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Any
 
-from discovery import codec, errors, frames, options, probe, sysfs
+from discovery import codec, errors, frames, options, overlay, probe, sysfs
 
 _GRACE_S = 1.0
 """How long work under way may go on after the parent is gone, so that NVML is closed in order."""
@@ -34,7 +36,7 @@ VERBS: Mapping[str, Callable[[probe.Machine], Any]] = {
 def main() -> int:
     """Serve until the parent is gone, or until only a new process can go on."""
     requests, answers = _take_pipes()
-    source, settings = _arguments(sys.argv[1])
+    source, settings = _arguments(*sys.argv[1:3])
     inbox: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(requests, inbox), name="requests", daemon=True).start()
     gc.freeze()  # what was imported stays, and need not be looked at again
@@ -103,12 +105,14 @@ def _receive(requests: int, inbox: SimpleQueue[Any]) -> None:
     os._exit(0)
 
 
-def _arguments(text: str) -> tuple[options.Source, options.ProbeOptions]:
+def _arguments(text: str, descriptor: str | None = None) -> tuple[options.Source, options.ProbeOptions]:
     arguments = json.loads(text)
-    return (
-        codec.decode(options.Source, arguments["source"], place="source"),
-        codec.decode(options.ProbeOptions, arguments["options"], place="options"),
-    )
+    settings = codec.decode(options.ProbeOptions, arguments["options"], place="options")
+    if descriptor is not None:
+        with os.fdopen(int(descriptor), "rb") as file:
+            document = codec.decode(overlay.Overlay, json.load(file), place="overlay")
+        settings = dataclasses.replace(settings, overlay=document)
+    return codec.decode(options.Source, arguments["source"], place="source"), settings
 
 
 if __name__ == "__main__":

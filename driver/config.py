@@ -67,8 +67,11 @@ class PublishConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyConfig:
-    """Section `topology` of the configuration file. `rails`: NIC -> index of its rail."""
+    """Section `topology` of the configuration file. `rails`: NIC -> index of its rail. `overlay_file` is absolute, or relative
+    to the working directory; not read yet.
+    """
 
+    overlay_file: Path | None = None
     rails: Mapping[PciAddress, int] = field(default_factory=dict)
 
 
@@ -112,6 +115,8 @@ class Settings:
     pod_uid: str | None
     """Part of the socket names, so that two instances can serve during a rolling update; None: fixed names."""
     config: Path | None
+    overlay: Path | None
+    """The overlay; None: the one that the configuration file names, if any."""
     allow_coexistence: bool
     """Publish although another driver or device plugin hands out the same GPUs."""
     probe_interval_s: float

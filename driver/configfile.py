@@ -8,7 +8,7 @@ made from the same models is published in docs/configuration.schema.json.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic.alias_generators import to_camel
@@ -21,6 +21,9 @@ from driver.errors import ConfigError
 API_VERSION = "config.nearfield.dev/v1alpha1"
 KIND = "AgentConfig"
 RAIL_MAX = 2**31 - 1
+PATH_MAX = 4095
+"""What the kernel takes as a path (limits.h)."""
+
 NIC_PATTERN = r"^[0-9a-fA-F]{1,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F](\.[0-7])?$"
 """What `address.parse` accepts, for editors; here `address.parse` itself judges."""
 
@@ -64,17 +67,17 @@ class Rail(_Section):
 class Topology(_Section):
     """What an admin knows about the machine and the machine does not tell."""
 
-    overlay_file: Annotated[str, pydantic.Field(max_length=0)] = ""
-    """Must be empty: this version has no overlay."""
+    overlay_file: Annotated[str, pydantic.Field(max_length=PATH_MAX)] = ""
+    """A TopologyOverlay (YAML) or a NCCL topology (XML), by its path from the folder of this file; empty: none."""
 
     rails: tuple[Rail, ...] = pydantic.Field(default=(), strict=False)
-    """Rails of NICs. With any entry, a NIC that is not named has no rail; with none, the NICs paired with GPUs are counted."""
+    """Rails of NICs, over those of the overlay. With any, a NIC that is not named has none; without, paired NICs are counted."""
 
-    @pydantic.field_validator("overlay_file", mode="before")
+    @pydantic.field_validator("overlay_file")
     @classmethod
-    def _is_empty(cls, value: object) -> object:
-        if isinstance(value, str) and value:
-            raise ValueError(f"must be empty: this version has no topology overlay, so {value[:80]!r} would be ignored")
+    def _is_a_path(cls, value: str) -> str:
+        if "\0" in value:
+            raise ValueError("a path has no NUL byte")
         return value
 
 
@@ -123,11 +126,12 @@ def parse(source: document.Document) -> config.AgentConfig:
         rails.setdefault(nic, entry.rail)
     if twice:
         raise ConfigError("\n".join(twice))
+    overlay_file = Path(source.name).parent / read.topology.overlay_file if read.topology.overlay_file else None
     return config.AgentConfig(
         publish=config.PublishConfig(
             numa_node=config.NumaNodeForm(read.publish.numa_node), pcie_switches=read.publish.pcie_switches
         ),
-        topology=config.TopologyConfig(rails=rails),
+        topology=config.TopologyConfig(overlay_file=overlay_file, rails=rails),
     )
 
 
@@ -141,7 +145,7 @@ def to_json(effective: config.AgentConfig) -> dict[str, object]:
             "pcieSwitches": effective.publish.pcie_switches,
         },
         "topology": {
-            "overlayFile": "",
+            "overlayFile": str(effective.topology.overlay_file or ""),
             "rails": [{"nic": str(nic), "rail": rail} for nic, rail in sorted(effective.topology.rails.items())],
         },
         "sharing": [],
@@ -157,17 +161,4 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": KIND}
 
 
-def _keys(model: type[pydantic.BaseModel], at: document.Place) -> dict[document.Place, tuple[str, ...]]:
-    """The keys of a model and of the models in it, by place; 0 stands for every entry of a list."""
-    known = {at: tuple(name.alias or "" for name in model.model_fields.values())}
-    for name in model.model_fields.values():
-        inside = name.annotation
-        place: document.Place = (*at, name.alias or "")
-        for entry in get_args(inside)[:1]:
-            inside, place = entry, (*place, 0)
-        if isinstance(inside, type) and issubclass(inside, pydantic.BaseModel):
-            known |= _keys(inside, place)
-    return known
-
-
-_KNOWN = _keys(Agent, ())
+_KNOWN = document.keys_of(Agent)

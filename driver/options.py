@@ -289,6 +289,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(name="config", metavar="FILE", parse=_optional_path, default="", help="Configuration file (AgentConfig)."),
     Option(
+        name="overlay",
+        metavar="FILE",
+        parse=_optional_path,
+        default="",
+        help="What the machine does not tell of its wiring: a TopologyOverlay (YAML) or a NCCL topology (XML).",
+    ),
+    Option(
         name="allow-coexistence",
         metavar="[true|false]",
         parse=parse_switch,

@@ -21,7 +21,7 @@ CONTAINERFILE = (ROOT / "deploy/Containerfile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 LISTS = {
-    "deploy/requirements.txt": PROJECT["project"]["dependencies"],
+    "deploy/requirements.txt": PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["nccl"],
     "deploy/requirements-build.txt": PROJECT["build-system"]["requires"],
 }
 

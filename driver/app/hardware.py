@@ -6,11 +6,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from discovery import child, uevents
-from discovery.address import PciAddress
 from discovery.errors import ProbeError
 from discovery.mock import ueventsocket
 from driver import config
@@ -36,9 +34,9 @@ def source(settings: config.Settings) -> child.Source:
     )
 
 
-def prober(settings: config.Settings, *, rails: Mapping[PciAddress, int]) -> child.ProbeChild:
+def prober(settings: config.Settings, options: child.ProbeOptions) -> child.ProbeChild:
     """What probes the machine; nothing is read before it is asked."""
-    return child.ProbeChild(source=source(settings), options=child.ProbeOptions(rails=rails))
+    return child.ProbeChild(source=source(settings), options=options)
 
 
 def listen(settings: config.Settings) -> uevents.Listener:

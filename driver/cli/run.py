@@ -11,7 +11,7 @@ import threading
 
 import click
 
-from driver import config
+from driver import config, overlay
 from driver.cli import run_options
 
 logger = logging.getLogger(__name__)
@@ -51,13 +51,15 @@ def command(**values: str | None) -> int:
         from driver import configfile
 
         agent_config = configfile.load(settings.config)
+    document = overlay.load(settings.overlay, agent_config)
+    from discovery import child
     from driver.app import hardware
     from driver.observe import logs
 
     logs.set_up(settings.log_format, settings.log_level)
     logs.log_start(settings)
     # The process that looks at the hardware loads what it needs while this one does.
-    prober = hardware.prober(settings, rails=agent_config.topology.rails)
+    prober = hardware.prober(settings, child.ProbeOptions(rails=agent_config.topology.rails, overlay=document))
     prober.start()
     from driver.app import agent
 

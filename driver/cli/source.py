@@ -16,12 +16,12 @@ from typing import Any
 from discovery import child, model
 from discovery import options as probing
 from discovery.errors import DocumentError
-from driver import config, options
+from driver import config, options, overlay
 from driver.cli import parameters
 from driver.errors import ConfigError
 
 OPTIONS = (
-    *("mock", "mock-node-label", "config", "kubelet-dir", "state-dir", "sysfs", "procfs", "dev"),
+    *("mock", "mock-node-label", "config", "overlay", "kubelet-dir", "state-dir", "sysfs", "procfs", "dev"),
     *("driver-root", "driver-root-mount", "driver-name"),
 )
 """The options of every verb that looks at a machine, in one spelling with those of `run`."""
@@ -62,9 +62,14 @@ def read_config(parsed: Mapping[str, Any]) -> config.AgentConfig:
 
 
 def take_snapshot(parsed: Mapping[str, Any], agent: config.AgentConfig) -> model.Snapshot:
-    """Look at the machine once. Raises ConfigError for a machine that does not exist, ProbeError when nothing was seen."""
+    """Look at the machine once. Raises ConfigError for a machine that does not exist or an overlay
+    that is none, ProbeError when nothing was seen.
+    """
+    document = overlay.load(parsed["overlay"], agent)
     with place(parsed) as source:
-        prober = child.ProbeChild(source=source, options=probing.ProbeOptions(rails=agent.topology.rails))
+        prober = child.ProbeChild(
+            source=source, options=probing.ProbeOptions(rails=agent.topology.rails, overlay=document)
+        )
         try:
             return prober.probe(timeout_s=PROBE_TIMEOUT_S)
         finally:

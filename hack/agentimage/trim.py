@@ -15,6 +15,9 @@ from pathlib import Path
 UNUSED: Mapping[str, str] = {
     "kubernetes/aio": "68 MB: a second client for asyncio, which nothing of the first one imports",
     "websocket/tests": "tests",
+    "lxml/html": "a parser of HTML",
+    "lxml/includes": "headers for those who compile against it",
+    "lxml/isoschematron": "a validator",
     "certifi/tests": "tests",
 }
 """Folder of site-packages: why it may go."""

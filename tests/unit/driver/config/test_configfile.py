@@ -84,10 +84,12 @@ def test_every_value_can_differ_from_its_default() -> None:
         ),
         (HEAD + "publish:\n", ["c.yaml:3: publish: must be a mapping, not null"]),
         (
-            HEAD + "topology:\n  overlayFile: /etc/o\n",
-            [
-                "c.yaml:4: topology.overlayFile: must be empty: this version has no topology overlay, so '/etc/o' would be ignored"
-            ],
+            HEAD + "topology:\n  overlayFile: [o.yaml]\n",
+            ["c.yaml:4: topology.overlayFile: must be text"],
+        ),
+        (
+            HEAD + 'topology: {overlayFile: "a\\0b"}\n',
+            ["c.yaml:3: topology.overlayFile: a path has no NUL byte"],
         ),
         (
             HEAD + "sharing:\n- {}\n",
@@ -120,6 +122,13 @@ def test_errors_name_line_and_key(text: str, lines: list[str]) -> None:
     assert refusal(text) == lines
 
 
+def test_the_overlay_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for told, meant in (("o.yaml", tmp_path / "o.yaml"), ("/etc/o.xml", Path("/etc/o.xml"))):
+        path.write_text(f"{HEAD}topology: {{overlayFile: {told}}}\n", encoding="utf-8")
+        assert configfile.load(path) == config.AgentConfig(topology=config.TopologyConfig(overlay_file=meant))
+
+
 def test_a_file_that_is_no_yaml_is_a_config_error(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(HEAD.encode() + b"publish: {numaNode: list\n")
@@ -142,7 +151,9 @@ ADDRESSES = st.builds(
             config.PublishConfig, numa_node=st.sampled_from(config.NumaNodeForm), pcie_switches=st.booleans()
         ),
         topology=st.builds(
-            config.TopologyConfig, rails=st.dictionaries(ADDRESSES, st.integers(0, configfile.RAIL_MAX), max_size=4)
+            config.TopologyConfig,
+            overlay_file=st.sampled_from((None, Path("o.yaml"), Path("/etc/o.xml"))),
+            rails=st.dictionaries(ADDRESSES, st.integers(0, configfile.RAIL_MAX), max_size=4),
         ),
     )
 )

@@ -59,6 +59,7 @@ def test_the_documented_defaults() -> None:
         driver_name="gpu.nearfield.dev",
         pod_uid=None,
         config=None,
+        overlay=None,
         allow_coexistence=False,
         probe_interval_s=60.0,
         collect_interval_s=600.0,
