@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from discovery import address, findings, model, pci, sysfs
+from discovery import address, findings, model, network, pci, sysfs
 from discovery.address import PciAddress
 
 _STATE = re.compile(r"[0-9]+: *(\S.*)")
@@ -34,7 +34,7 @@ def class_devices(files: sysfs.Sysfs, class_name: str, found: findings.Findings)
     return {where: tuple(directories) for where, directories in devices.items()}
 
 
-def interface(directory: sysfs.Directory) -> model.NetworkInterface:
+def interface(directory: sysfs.Directory, stack: network.Stack) -> model.NetworkInterface:
     """A network interface (Documentation/ABI/testing/sysfs-class-net); speed is -1 or unreadable while the link is down."""
     speed = directory.number("speed")
     return model.NetworkInterface(
@@ -43,6 +43,8 @@ def interface(directory: sysfs.Directory) -> model.NetworkInterface:
         speed_mbps=speed if speed is not None and speed > 0 else None,
         link_type=directory.number("type"),
         mtu=directory.number("mtu"),
+        master=stack.master(directory.name),
+        vlans=tuple(sorted(upper.name for upper in stack.above(directory.name) if upper.vlan)),
     )
 
 

@@ -202,13 +202,14 @@ class Nvml:
     ) -> tuple[model.NvLink, ...]:
         links: list[model.NvLink] = []
         handle = self._handle(where)
-        version = None  # nvmlDeviceGetNvLinkVersion: of a GPU, not of a link, so asked until one link tells it
+        generation = None  # of a GPU, not of a link: asked until one link tells it
         for link in range(self._link_count(where)):
             try:
                 state = self._optional("nvmlDeviceGetNvLinkState", handle, link)
                 if state is not None:
-                    if version is None:
-                        version = self._told(where, link, "nvmlDeviceGetNvLinkVersion", active=bool(state), found=found)
+                    if generation is None:
+                        number = self._told(where, link, "nvmlDeviceGetNvLinkVersion", active=bool(state), found=found)
+                        generation = nvmlnumbers.nvlink_generation(number, architecture)
                     links.append(self._nvlink(where, link, active=bool(state), found=found))
             except errors.SourceError as err:
                 if err.kind == "invalid-argument":
@@ -216,7 +217,6 @@ class Nvml:
                 if err.kind in _ENDS_A_GPU:
                     raise
                 found.failed(where, err)
-        generation = nvmlnumbers.nvlink_generation(version, architecture)
         return tuple(replace(link, version=generation) for link in links)
 
     def _nvlink(self, where: PciAddress, link: int, *, active: bool, found: findings.Findings) -> model.NvLink:

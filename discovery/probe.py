@@ -24,6 +24,7 @@ from discovery import (
     host,
     links,
     model,
+    network,
     nics,
     nvlink,
     nvml,
@@ -84,8 +85,9 @@ class Machine:
         if not located[pci.Kind.GPU]:
             found.info("no-gpu", "node", "there is no NVIDIA GPU on this node")
         driver, gpu_list = self._read_gpus(located[pci.Kind.GPU], located[pci.Kind.NVSWITCH], found)
-        vpds = datadirect.read(self._files, functions, found)
+        vpds = datadirect.read(self._files, functions, located[pci.Kind.NIC], found)
         nic_list, nvme_list = self._read_endpoints(located, rdma, found)
+        system.note_gpu_direct(machine.gpu_direct, located[pci.Kind.GPU], nic_list, found)
         if vpds is not None:
             nic_list = datadirect.paired(located[pci.Kind.DATA_DIRECT], nic_list, vpds, found)
         snapshot = model.Snapshot(
@@ -196,15 +198,17 @@ class Machine:
     ) -> tuple[tuple[model.Nic, ...], tuple[model.Nvme, ...]]:
         net = endpoints.class_devices(self._files, "net", found)
         nvme = endpoints.class_devices(self._files, "nvme", found)
+        stack = network.Stack(self._files, found)
+        nic_list = tuple(
+            model.Nic(
+                pci=function,
+                interfaces=tuple(endpoints.interface(each, stack) for each in net.get(function.address, ())),
+                rdma_devices=tuple(map(endpoints.rdma_device, rdma.get(function.address, ()))),
+            )
+            for function in located[pci.Kind.NIC]
+        )
         return (
-            tuple(
-                model.Nic(
-                    pci=function,
-                    interfaces=tuple(map(endpoints.interface, net.get(function.address, ()))),
-                    rdma_devices=tuple(map(endpoints.rdma_device, rdma.get(function.address, ()))),
-                )
-                for function in located[pci.Kind.NIC]
-            ),
+            network.with_management(nic_list, stack, self._files, found),
             tuple(
                 model.Nvme(pci=function, controllers=tuple(device.name for device in nvme.get(function.address, ())))
                 for function in located[pci.Kind.NVME]

@@ -51,6 +51,7 @@ class FakeGpu:
     links: tuple[FakeLink, ...] = ()
     fabric: Mapping[str, Any] | None = None
     fabric_version: int = 3
+    c2c: int | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -184,6 +185,13 @@ def _remote(gpu: FakeGpu, link: int, info: Any) -> int:
     return _pci_info(info, gpu.links[link].remote, gpu.links[link].remote_domain)
 
 
+def _c2c(gpu: FakeGpu, info: Any) -> int:
+    if gpu.c2c is None:
+        return NOT_SUPPORTED
+    info._obj.isC2cEnabled = gpu.c2c
+    return SUCCESS
+
+
 def _fabric(gpu: FakeGpu, info: Any) -> int:
     if gpu.fabric is None:
         return NOT_SUPPORTED
@@ -216,4 +224,5 @@ _OF_A_GPU: Mapping[str, Callable[..., int]] = {
     "nvmlDeviceGetNvLinkRemoteDeviceType": _of_link(lambda link: link.kind),
     "nvmlDeviceGetNvLinkRemotePciInfo_v2": _remote,
     "nvmlDeviceGetGpuFabricInfoV": _fabric,
+    "nvmlDeviceGetC2cModeInfoV": _c2c,
 }

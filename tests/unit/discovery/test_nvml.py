@@ -139,13 +139,61 @@ def test_links_to_gpus_switches_and_cpus() -> None:
         )
     )
     assert own.nvlinks == (
-        model.NvLink(link=0, active=True, remote_kind=model.RemoteKind.SWITCH),
-        model.NvLink(link=1, active=True, version=5, remote_kind=model.RemoteKind.GPU, remote=TWO),
-        model.NvLink(link=2, active=True, version=5, remote_kind=model.RemoteKind.SWITCH),
-        model.NvLink(link=3, active=True, version=5, remote_kind=model.RemoteKind.CPU, remote=parse("0004:04:00.0")),
-        model.NvLink(link=4, active=False, version=5, remote_kind=model.RemoteKind.SWITCH),
+        model.NvLink(link=0, active=True, version=4, remote_kind=model.RemoteKind.SWITCH),
+        model.NvLink(link=1, active=True, version=4, remote_kind=model.RemoteKind.GPU, remote=TWO),
+        model.NvLink(link=2, active=True, version=4, remote_kind=model.RemoteKind.SWITCH),
+        model.NvLink(link=3, active=True, version=4, remote_kind=model.RemoteKind.CPU, remote=parse("0004:04:00.0")),
+        model.NvLink(link=4, active=False, version=4, remote_kind=model.RemoteKind.SWITCH),
     )
     assert codes == []
+
+
+@pytest.mark.parametrize(
+    ("number", "architecture", "generation"),
+    [
+        (1, 4, 1),
+        (2, 5, 2),
+        (3, 6, 2),  # nvml.h's 2.2
+        (4, 6, 2),  # the kernel driver's 2.2
+        (4, 7, 3),
+        (5, 7, 3),  # as an A100 says
+        (6, 9, 4),
+        (7, 9, 4),  # as an H100 says
+        (7, 10, 5),
+        (8, 10, 5),
+        (7, 8, None),  # an architecture without NVLink does not tell which
+        (5, 8, 3),
+        (2, 9, None),  # no Hopper has NVLink 2
+        (0, 9, None),
+        (255, 9, None),
+    ],
+)
+def test_the_generation_of_nvlink_follows_from_number_and_architecture(
+    number: int, architecture: int, generation: int | None
+) -> None:
+    own, codes = facts(gpu(architecture=architecture, links=(FakeLink(version=number),)))
+    assert ([link.version for link in own.nvlinks], codes) == ([generation], [])
+
+
+def test_whether_it_reaches_its_cpu_by_c2c() -> None:
+    assert [facts(gpu(c2c=told))[0].c2c for told in (1, 0, None)] == [True, False, None]
+    assert facts(gpu(c2c=1), "nvmlDeviceGetC2cModeInfoV")[0].c2c is None
+    own, codes = facts(gpu(errors={"nvmlDeviceGetC2cModeInfoV": nvmllib.UNKNOWN}))
+    assert (own.c2c, codes) == (None, ["nvml-unknown"])
+
+
+def test_a_far_end_that_cannot_be_read_is_unknown_and_said_once_for_links_that_are_up() -> None:
+    errors = {
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2": nvmllib.UNKNOWN,
+        "nvmlDeviceGetNvLinkRemoteDeviceType": nvmllib.UNKNOWN,
+    }
+    own, codes = facts(gpu(links=(FakeLink(), FakeLink(), FakeLink(active=0)), errors=errors))
+    assert [(link.active, link.remote_kind, link.remote) for link in own.nvlinks] == [
+        (True, None, None),
+        (True, None, None),
+        (False, None, None),
+    ]
+    assert codes == ["nvml-unknown", "nvml-unknown"]
 
 
 def test_without_the_kind_a_far_end_without_address_is_a_switch() -> None:

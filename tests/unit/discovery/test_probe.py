@@ -58,6 +58,8 @@ def tree(tmp_path: Path) -> pcitree.Tree:
     tree.class_device("nvme", "pci0000:01/0000:01:00.0/nvme/nvme0")
     tree.write("proc/meminfo", "MemTotal: 4 kB\nMemFree: 1 kB")
     tree.write("sys/module/nvidia/version", "580.65.06")
+    tree.write("sys/module/nvidia_peermem/version", "580.65.06")
+    tree.write("proc/1/net/dev", "Inter-|   Receive\n face |bytes    packets")
     return tree
 
 
