@@ -20,17 +20,22 @@ Vpds = Mapping[PciAddress, vpd.Vpd]
 _REFUSED = ("eacces", "eperm")
 
 
-def read(files: sysfs.Sysfs, functions: Iterable[pci.Function], found: findings.Findings) -> Vpds | None:
-    """The vital product data of Data Direct functions and of the NICs that one may belong to; none where there is no such
-    function, None where it is not for us to read. What cannot be read or understood is a Finding.
+def read(
+    files: sysfs.Sysfs,
+    functions: Iterable[pci.Function],
+    nics: Iterable[model.PciFunction],
+    found: findings.Findings,
+) -> Vpds | None:
+    """The vital product data of Data Direct functions, and of those of `nics` that one may belong to; none where there is no
+    such function, None where it is not for us to read. What cannot be read or understood is a Finding.
     """
-    known = tuple(functions)
-    if all(function.kind is not pci.Kind.DATA_DIRECT for function in known):
+    known = {function.address: function for function in functions}
+    wanted = [function for function in known.values() if function.kind is pci.Kind.DATA_DIRECT]
+    if not wanted:
         return {}
+    wanted += [known[nic.address] for nic in nics if nic.vendor_id == pci.MELLANOX and nic.physical_function is None]
     told: dict[PciAddress, vpd.Vpd] = {}
-    for function in known:
-        if function.vendor_id != pci.MELLANOX or function.kind not in (pci.Kind.DATA_DIRECT, pci.Kind.NIC):
-            continue
+    for function in wanted:
         try:
             data = files.read(f"{function.path}/vpd")
         except errors.SourceError as err:
