@@ -239,6 +239,7 @@ def test_the_options_lead_to_what_is_mounted() -> None:
     assert found["cdi"] == chosen.cdi_dir
     assert found["driver-root"] == chosen.driver_root_mount
     assert found["sys"] == chosen.sysfs
+    assert found["proc"] == chosen.procfs
     assert found["dev"] == chosen.dev
     assert chosen.state_dir.is_relative_to(found["plugin"])
     assert Path(volumes["driver-root"]["hostPath"]["path"]) == chosen.driver_root
@@ -329,7 +330,7 @@ def test_the_mock_overlay_takes_out_what_hardware_needs_and_every_privilege() ->
         name for name in mounts(container()) if name not in WRITTEN
     }
     gone = {item["name"] for item in mock["env"] if item.get("$patch") == "delete"}
-    assert gone == {"NEARFIELD_DRIVER_ROOT", "NEARFIELD_DRIVER_ROOT_MOUNT", "NEARFIELD_SYSFS"}
+    assert gone == {"NEARFIELD_DRIVER_ROOT", "NEARFIELD_DRIVER_ROOT_MOUNT", "NEARFIELD_SYSFS", "NEARFIELD_PROCFS"}
     added = mounts(mock)
     assert {name: mount["readOnly"] for name, mount in added.items()} == {"machine": True}
 
