@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check e2e bench bench-real genproto clean
+.PHONY: help demo test check oracle e2e bench bench-real genproto clean
 .DEFAULT_GOAL := help
 
 help:  ## Show the targets
@@ -28,7 +28,10 @@ test: $(VENV)/.dev  ## Everything: format, lint, types, layers, unit and functio
 
 check: test  ## The same as test
 
-e2e: $(VENV)/.dev  ## Real pods on a real Kubernetes node, made here for the purpose; needs root and Go (hack/e2e --help)
+oracle: $(VENV)/.dev  ## What upstream's own allocator and hwloc make of our machines (hack/oracle --help)
+	hack/oracle
+
+e2e: $(VENV)/.dev  ## Real pods on a real Kubernetes node, made here for the purpose; needs root (hack/e2e --help)
 	hack/e2e
 
 bench: $(VENV)/.dev  ## Measure; see docs/performance.md

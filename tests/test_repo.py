@@ -109,7 +109,7 @@ def test_nothing_names_a_builders_machine() -> None:
 
 
 def test_ci_calls_the_documented_test_commands_in_order() -> None:
-    commands = ["make test", "make e2e"]
+    commands = ["make test", "make oracle", "make e2e"]
     lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("make ")] == commands
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

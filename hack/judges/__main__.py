@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `hack/oracle`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from hack.judges import allocator, hwloc
+
+JUDGES: Mapping[str, Callable[[Sequence[str]], int]] = {"allocator": allocator.main, "hwloc": hwloc.main}
+
+USAGE = """usage: hack/oracle [allocator|hwloc] [option ...]
+
+Judges that are not ours. Without a name both, as short as they can be.
+
+  allocator   upstream's own allocator over random claims: the order of our devices against other orders
+  hwloc       hwloc's view of this machine and of every machine of the zoo against that of our probe
+
+Go and hwloc are fetched where they are missing. Exit status 1: a judge found against us, or could not judge.
+
+examples:
+  hack/oracle
+  hack/oracle allocator --help
+  hack/oracle allocator --claims 2000 --sequences 20 --kinds dgx-1-v100     a long run
+  hack/oracle hwloc --help
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the judge that is named, or all of them, and returns the worst exit status."""
+    if not arguments:
+        return max([judge([]) for judge in JUDGES.values()])
+    name, *rest = arguments
+    if name in {"-h", "--help"}:
+        print(USAGE, end="")
+        return 0
+    if name not in JUDGES:
+        print(f"hack/oracle: there is no judge {name!r}\n\n{USAGE}", file=sys.stderr, end="")
+        return 2
+    return JUDGES[name](rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

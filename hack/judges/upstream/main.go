@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Upstream answers for one node what kube-scheduler 1.37 would allocate: upstream's own allocator behind lines of JSON.
+//
+// A question a line on stdin, an answer a line on stdout, in the same order:
+//
+//	{"load": {"slices": [ResourceSlice], "classes": [DeviceClass]}}   the node, in the place of one that was loaded before
+//	  {"devices": 8}
+//	{"fit": ResourceClaim, "held": ["gpu-0000-1b-00-0"]}              what a claim gets while others hold these devices
+//	  {"results": [{"request": "gpu", "driver": "…", "pool": "…", "device": "…"}]}, or {"results": null} where it does not fit
+//
+// Objects are as the API server stores them, so with its defaults. What cannot be answered gives {"error": "…"}. Features are
+// those that are on by default in 1.37 (AllocatorFeatures in the scheduler's dynamicresources.go, with the defaults of
+// kube_features.go).
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
+
+const maxLine = 64 << 20
+
+var features = structured.Features{
+	AdminAccess:             true,
+	ConsumableCapacity:      true,
+	DeviceBindingAndStatus:  true,
+	DeviceTaints:            true,
+	FractionalCapacityRange: true,
+	PartitionableDevices:    true,
+	PrioritizedList:         true,
+}
+
+type question struct {
+	Load *load                      `json:"load"`
+	Fit  *resourceapi.ResourceClaim `json:"fit"`
+	Held []string                   `json:"held"`
+}
+
+type load struct {
+	Slices  []*resourceapi.ResourceSlice `json:"slices"`
+	Classes classes                      `json:"classes"`
+}
+
+type result struct {
+	Request string `json:"request"`
+	Driver  string `json:"driver"`
+	Pool    string `json:"pool"`
+	Device  string `json:"device"`
+}
+
+// classes is what the allocator asks for DeviceClasses.
+type classes []*resourceapi.DeviceClass
+
+func (c classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
+
+func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	for _, class := range c {
+		if class.Name == name {
+			return class, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no DeviceClass %s", name)
+}
+
+// node is the one node that is asked about.
+type node struct {
+	object  *v1.Node
+	slices  []*resourceapi.ResourceSlice
+	classes classes
+	devices map[string]structured.DeviceID
+	cel     *cel.Cache
+}
+
+func main() {
+	if err := serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "upstream:", err)
+		os.Exit(1)
+	}
+}
+
+func serve(in io.Reader, out io.Writer) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(make([]byte, 1<<16), maxLine)
+	writer := bufio.NewWriter(out)
+	answers := json.NewEncoder(writer)
+	// As the scheduler's: the ten last expressions stay compiled.
+	current := &node{cel: cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})}
+	for lines.Scan() {
+		answer, err := current.answer(lines.Bytes())
+		if err != nil {
+			answer = map[string]string{"error": err.Error()}
+		}
+		if err := answers.Encode(answer); err != nil {
+			return err
+		}
+		if err := writer.Flush(); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+func (n *node) answer(line []byte) (any, error) {
+	var asked question
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	// A field that the API does not have would be dropped by the server, and the answer would be to another question.
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&asked); err != nil {
+		return nil, err
+	}
+	switch {
+	case asked.Load != nil:
+		return n.load(asked.Load)
+	case asked.Fit != nil:
+		return n.fit(asked.Fit, asked.Held)
+	}
+	return nil, errors.New("load or fit is needed")
+}
+
+func (n *node) load(given *load) (any, error) {
+	name := ""
+	devices := make(map[string]structured.DeviceID)
+	for _, slice := range given.Slices {
+		if slice.Spec.NodeName == nil || (name != "" && *slice.Spec.NodeName != name) {
+			return nil, fmt.Errorf("slice %s: all slices must be of one node, by nodeName", slice.Name)
+		}
+		name = *slice.Spec.NodeName
+		for _, device := range slice.Spec.Devices {
+			devices[device.Name] = structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, device.Name)
+		}
+	}
+	n.object = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.slices, n.classes, n.devices = given.Slices, given.Classes, devices
+	return map[string]int{"devices": len(devices)}, nil
+}
+
+func (n *node) fit(claim *resourceapi.ResourceClaim, held []string) (any, error) {
+	ctx := context.Background()
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, name := range held {
+		device, known := n.devices[name]
+		if !known {
+			return nil, fmt.Errorf("there is no device %s", name)
+		}
+		state.AllocatedDevices.Insert(device)
+	}
+	if n.object == nil {
+		return nil, errors.New("nothing is loaded")
+	}
+	allocator, err := structured.NewAllocator(ctx, features, state, n.classes, n.slices, n.cel)
+	if err != nil {
+		return nil, err
+	}
+	found, err := allocator.Allocate(ctx, n.object, []*resourceapi.ResourceClaim{claim})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return map[string][]result{"results": nil}, nil
+	}
+	results := make([]result, 0, len(found[0].Devices.Results))
+	for _, device := range found[0].Devices.Results {
+		results = append(results, result{device.Request, device.Driver, device.Pool, device.Device})
+	}
+	return map[string][]result{"results": results}, nil
+}
