@@ -47,7 +47,7 @@ def listen(directory: Path) -> uevents.Listener:
 
 def send(directory: Path, messages: Sequence[bytes]) -> None:
     """Sends messages to all who listen, in order. Who does not read in time misses some; who is gone is forgotten."""
-    with contextlib.suppress(FileNotFoundError), _short(directory / FOLDER) as short:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), _short(directory / FOLDER) as short:
         for name in os.listdir(short):  # noqa: PTH208 - names are all that is needed
             _send(f"{short}/{name}", messages)
 
