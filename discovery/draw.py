@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Snapshot as a picture: sockets and NUMA nodes, in them host bridges, in them PCIe switches, in them devices. Pure.
 
+What an overlay gave is marked with a *. Its groups stand around host bridges: a virtual machine shows one for each device.
+
 The picture is one SVG element without scripts, styles or foreign resources, so it can stand inside a page or alone. Its
 text takes the colour of its surroundings. Every text from hardware is escaped, and cut where it would leave its box; the
 tooltip of a device has it whole.
@@ -25,6 +27,7 @@ _PANEL_WIDTH = 820
 _COLOURS = ("#2da44e", "#0969da", "#bf3989", "#bc4c00", "#8250df", "#1b7c83", "#9a6700", "#cf222e")
 """One for each NVLink domain, in their order, then again."""
 
+_GIVEN = "*"
 _GREY = "#8c959f"
 _RED = "#cf222e"
 
@@ -51,7 +54,8 @@ def svg(snapshot: model.Snapshot) -> str:
     panels = [_panel(snapshot, node, members) for node, members in _by_node(cards)]
     legend = [_legend(snapshot, domain, colours[domain]) for domain in domains]
     nothing = [] if cards else [_line("no GPU, NIC or NVMe controller on this machine")]
-    whole = _container(_name(snapshot), [*panels, *legend, *nothing], width=2 * _PANEL_WIDTH + 3 * _PAD)
+    note = [_line(f"{_GIVEN} given by an overlay or the configuration file")] if _has_given(snapshot) else []
+    whole = _container(_name(snapshot), [*panels, *legend, *note, *nothing], width=2 * _PANEL_WIDTH + 3 * _PAD)
     body = "".join(whole.draw(1, 1))
     width, height = whole.width + 2, whole.height + 2
     return (
@@ -59,6 +63,17 @@ def svg(snapshot: model.Snapshot) -> str:
         f'height="{height}" viewBox="0 0 {width} {height}" font-family="ui-monospace, monospace" font-size="11" '
         f'fill="currentColor">{body}</svg>'
     )
+
+
+def _has_given(snapshot: model.Snapshot) -> bool:
+    functions = [
+        *(gpu.pci for gpu in snapshot.gpus),
+        *snapshot.nvswitches,
+        *(nic.pci for nic in snapshot.nics),
+        *(nvme.pci for nvme in snapshot.nvmes),
+    ]
+    sources = {source for pci in functions for source in (pci.numa_source, pci.switch_source)}
+    return model.Provenance.OVERLAY in sources | {nic.rail_source for nic in snapshot.nics}
 
 
 _Cards = Sequence[tuple[model.PciFunction, _Box]]
@@ -72,16 +87,13 @@ def _by_node(cards: _Cards) -> list[tuple[int | None, _Cards]]:
 
 
 def _panel(snapshot: model.Snapshot, node: int | None, cards: _Cards) -> _Box:
-    bridges = sorted({pci.host_bridge or "" for pci, _ in cards}, key=lambda name: (len(name), name))
-    inner = [
-        _container(name or "place unknown", _below([card for card in cards if (card[0].host_bridge or "") == name], ()))
-        for name in bridges
-    ]
+    inner = _in_groups(cards, ())
     if node is None:
         return _container("NUMA node unknown", inner, width=_PANEL_WIDTH)
+    given = any(pci.numa_source is model.Provenance.OVERLAY for pci, _ in cards)
     sockets = sorted({pci.cpu_socket for pci, _ in cards if pci.cpu_socket is not None})
     about = next((known for known in snapshot.numa_nodes if known.node == node), None)
-    parts = [f"socket {socket}" for socket in sockets] + [f"NUMA node {node}"]
+    parts = [f"socket {socket}" for socket in sockets] + [f"NUMA node {node}{_GIVEN if given else ''}"]
     if about is not None:
         parts.append(f"{len(about.cpus)} CPUs" if about.cpus else "no CPUs")
         if about.memory_bytes is not None:
@@ -89,22 +101,55 @@ def _panel(snapshot: model.Snapshot, node: int | None, cards: _Cards) -> _Box:
     return _container(" · ".join(parts), inner, width=_PANEL_WIDTH)
 
 
+def _in_groups(cards: _Cards, above: tuple[PciAddress, ...]) -> list[_Box]:
+    """What is in the groups of an overlay `above` (outermost first): further groups, each with its own, and host bridges."""
+    depth = len(above)
+
+    def further(pci: model.PciFunction) -> PciAddress | None:
+        grouped = pci.switch_source is model.Provenance.OVERLAY and len(pci.switches) > depth
+        return pci.switches[-depth - 1] if grouped else None
+
+    groups = sorted({group for pci, _ in cards if (group := further(pci)) is not None})
+    here = [card for card in cards if further(card[0]) is None]
+    bridges = sorted({pci.host_bridge or "" for pci, _ in here}, key=lambda name: (len(name), name))
+    return [
+        *(
+            _container(
+                f"switch {group}{_GIVEN}",
+                _in_groups([card for card in cards if further(card[0]) == group], (*above, group)),
+            )
+            for group in groups
+        ),
+        *(
+            _container(
+                name or "place unknown", _below([card for card in here if (card[0].host_bridge or "") == name], ())
+            )
+            for name in bridges
+        ),
+    ]
+
+
 def _below(cards: _Cards, above: tuple[PciAddress, ...]) -> list[_Box]:
     """What hangs below the switches `above` (outermost first): further switches, each with its own, and devices."""
     depth = len(above)
-    here = [box for pci, box in cards if len(pci.switches) == depth]
-    inner = sorted({pci.switches[-depth - 1] for pci, _ in cards if len(pci.switches) > depth})
+    here = [box for pci, box in cards if len(_shown(pci)) == depth]
+    inner = sorted({_shown(pci)[-depth - 1] for pci, _ in cards if len(_shown(pci)) > depth})
     switches = [
         _container(
             f"switch {upstream}",
             _below(
-                [card for card in cards if len(card[0].switches) > depth and card[0].switches[-depth - 1] == upstream],
+                [card for card in cards if len(_shown(card[0])) > depth and _shown(card[0])[-depth - 1] == upstream],
                 (*above, upstream),
             ),
         )
         for upstream in inner
     ]
     return [*switches, *here]
+
+
+def _shown(pci: model.PciFunction) -> tuple[PciAddress, ...]:
+    """The switches that sysfs shows."""
+    return () if pci.switch_source is model.Provenance.OVERLAY else pci.switches
 
 
 def _gpu(gpu: model.Gpu, colours: dict[PciAddress, str]) -> _Box:
@@ -129,7 +174,8 @@ def _gpu(gpu: model.Gpu, colours: dict[PciAddress, str]) -> _Box:
 
 def _nic(nic: model.Nic) -> _Box:
     names = [device.name for device in nic.rdma_devices] + [interface.name for interface in nic.interfaces]
-    rail = "" if nic.rail is None else f"rail {nic.rail}"
+    given = _GIVEN if nic.rail_source is model.Provenance.OVERLAY else ""
+    rail = "" if nic.rail is None else f"rail {nic.rail}{given}"
     states = [f"{port.link_layer} {port.state}" for device in nic.rdma_devices for port in device.ports]
     return _card(nic.pci, f"NIC {nic.address}", " ".join(names), rail, colour=_GREY, told=states)
 
@@ -153,6 +199,10 @@ def _card(
     link = pci.link
     if link is not None and link.current_width is not None:
         tooltip.append(f"PCIe x{link.current_width} of x{link.max_width or '?'}")
+    if pci.numa_source is model.Provenance.OVERLAY:
+        tooltip.append(f"NUMA node {pci.numa_node} from the overlay")
+    if pci.switch_source is model.Provenance.OVERLAY:
+        tooltip.append(f"switch {' in '.join(map(str, pci.switches))} from the overlay")
 
     def draw(x: int, y: int) -> list[str]:
         frame = (

@@ -37,9 +37,19 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+    NCCL_XML = "nccl-xml"
+    """A NCCL topology; of a machine only."""
 
 
-def option(default: Format | None = Format.TABLE) -> Callable[[Command], Command]:
+USUAL = (Format.TABLE, Format.JSON, Format.YAML)
+
+
+def option(
+    default: Format | None = Format.TABLE,
+    *,
+    formats: Sequence[Format] = USUAL,
+    help_text: str = "A table for people, JSON or YAML for programs.",
+) -> Callable[[Command], Command]:
     """The option -o of a verb, passed on as `output_format`."""
 
     def parse(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> Format | None:
@@ -52,11 +62,11 @@ def option(default: Format | None = Format.TABLE) -> Callable[[Command], Command
         cls=parameters.Option,
         envvar="NEARFIELD_OUTPUT",
         show_envvar=True,
-        type=click.Choice([form.value for form in Format]),
+        type=click.Choice([form.value for form in formats]),
         default=default.value if default is not None else None,
         show_default=default is not None,
         callback=parse,
-        help="A table for people, JSON or YAML for programs.",
+        help=help_text,
     )
 
 
@@ -81,6 +91,11 @@ def write_document(value: object, form: Format) -> None:
 def write_stream(values: Sequence[object]) -> None:
     """Write several YAML documents, as `kubectl create -f -` takes them."""
     sys.stdout.write(_yaml(values, stream=True))
+
+
+def write_text(text: str) -> None:
+    """Write a text of another program's form as it is."""
+    sys.stdout.write(text)
 
 
 def write_line(text: str = "") -> None:

@@ -7,8 +7,12 @@ from typing import Any
 
 import click
 
-from discovery import codec, matrix, model, paths
+from discovery import codec, matrix, model, nccltopo, paths
+from discovery.address import PciAddress
 from driver.cli import output, parameters, source
+
+GIVEN = "*"
+"""Marks what comes from an overlay or a configuration file, and not from the machine."""
 
 
 @click.command(
@@ -16,24 +20,34 @@ from driver.cli import output, parameters, source
     help="""Show how GPUs and NICs of this machine are wired.
 
     The matrix is the one of `nvidia-smi topo -m`, read from sysfs and NVML; it works without a GPU and without the NVIDIA
-    driver. Odd things found on the way are listed below it.""",
+    driver. Odd things found on the way are listed below it. What --overlay gives is marked with a *.
+
+    With -o nccl-xml it is written as NCCL reads it from the file that NCCL_TOPO_FILE names.""",
     epilog="""\b
     Examples:
       nearfield topo
       nearfield topo --mock gb200-tray
       nearfield topo -o json | jq '.paths[] | select(.class == "PIX")'
+      nearfield topo --overlay ndv4-topo.xml
+      nearfield topo -o nccl-xml > topo.xml
     """,
 )
 @parameters.add(*source.OPTIONS)
-@output.option()
+@output.option(
+    formats=(*output.USUAL, output.Format.NCCL_XML),
+    help_text="A table for people, JSON or YAML for programs, a topology file for NCCL.",
+)
 def command(output_format: output.Format, **values: str | None) -> None:
-    """Print the matrix, or the document Topology."""
+    """Print the matrix, the document Topology, or a NCCL topology."""
     parsed = source.parse(values)
     snapshot = source.take_snapshot(parsed, source.read_config(parsed))
-    if output_format is output.Format.TABLE:
-        _write_tables(snapshot)
-    else:
-        output.write_document(build_document(snapshot), output_format)
+    match output_format:
+        case output.Format.TABLE:
+            _write_tables(snapshot)
+        case output.Format.NCCL_XML:
+            output.write_text(nccltopo.build(snapshot))
+        case _:
+            output.write_document(build_document(snapshot), output_format)
 
 
 def build_document(snapshot: model.Snapshot) -> dict[str, object]:
@@ -84,7 +98,7 @@ def _write_tables(snapshot: model.Snapshot) -> None:
                     row.label,
                     *row.paths,
                     matrix.ranges(row.pci.cpus or ()) or output.MISSING,
-                    output.MISSING if row.pci.numa_node is None else str(row.pci.numa_node),
+                    _spell_node(row.pci),
                 )
                 for row in built.rows
             ],
@@ -93,14 +107,41 @@ def _write_tables(snapshot: model.Snapshot) -> None:
         output.write_line("Legend:")
         for cell, meaning in matrix.LEGEND:
             output.write_line(f"  {cell:<5} {meaning}")
-    devices = [(row.label, str(row.pci.address), row.description) for row in built.rows]
+    rails = {nic.address: nic.rail for nic in snapshot.nics if nic.rail_source is model.Provenance.OVERLAY}
+    devices = [(row.label, row.pci, row.description) for row in built.rows]
     devices += [
-        (f"NVMe{index}", str(nvme.address), ", ".join(nvme.controllers) or output.MISSING)
+        (f"NVMe{index}", nvme.pci, ", ".join(nvme.controllers) or output.MISSING)
         for index, nvme in enumerate(snapshot.nvmes)
     ]
+    given = {pci.address: _given(pci, rails.get(pci.address)) for _, pci, _ in devices}
+    if built.rows and any(given.values()):
+        output.write_line(f"  {GIVEN:<5} given by a person, as is what follows from it: paths to and from that device")
     if devices:
         output.write_line()
         output.write_line("Devices:")
-        for label, address, description in devices:
-            output.write_line(f"  {label:<6} {address}  {description}")
+        for label, pci, description in devices:
+            output.write_line(f"  {label:<6} {pci.address}  {description}{_marked(given[pci.address])}")
     output.write_findings(snapshot.findings)
+
+
+def _spell_node(pci: model.PciFunction) -> str:
+    if pci.numa_node is None:
+        return output.MISSING
+    return f"{pci.numa_node}{GIVEN if pci.numa_source is model.Provenance.OVERLAY else ''}"
+
+
+def _given(pci: model.PciFunction, rail: int | None) -> tuple[str, ...]:
+    """What a person said about a device."""
+    return (
+        *((f"NUMA node {pci.numa_node}",) if pci.numa_source is model.Provenance.OVERLAY else ()),
+        *((f"switch {_switches(pci.switches)}",) if pci.switch_source is model.Provenance.OVERLAY else ()),
+        *((f"rail {rail}",) if rail is not None else ()),
+    )
+
+
+def _switches(groups: tuple[PciAddress, ...]) -> str:
+    return " in ".join(map(str, groups))
+
+
+def _marked(given: tuple[str, ...]) -> str:
+    return f"  {GIVEN} {', '.join(given)}" if given else ""
