@@ -3,10 +3,11 @@
 
 The scheduler takes the first devices that fit, in listed order (first fit, no scoring), so those stand first whose use
 costs later pods the least: of the NVLink islands the smallest first, in an island the GPUs that belong to no quad, in those
-the ones that belong to no pair. A pod that asks for one GPU then breaks no pair while a leftover is free, and single GPUs
-fill up one pair, one quad and one island before they begin the next, so that whole ones are left for constraints to find.
-Without a constraint two GPUs are the next two, and a pair only by luck. Group sizes are counted over all GPUs, sick ones
-included, and ties are broken by NUMA node and address: the order of the others does not change when one GPU fails.
+the ones that belong to no pair. Pairs lie in quads and quads in islands, so however many GPUs are taken from the front, at
+most one island, one quad and one pair is partly taken; whole ones are left for constraints to find. Claims that end leave
+gaps, which the next small ones fill from the front again. Without a constraint two GPUs are the next two, and a pair only
+by luck: no order can do more. Group sizes are counted over all GPUs, sick ones included, and ties are broken by NUMA node
+and address: the order of the others does not change when one GPU fails. docs/ordering.md has what it gains.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 """From a Snapshot to devices.
 
 Aspects: the whole device of a complete GPU; keys that are unknown; descriptions that are; versions; long strings; list
-forms; addresses without a standard spelling; who is not offered; the number of attributes; order.
+forms; addresses without a standard spelling; who is not offered; the number of attributes. For their order see test_ordering.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from discovery import model
 from discovery.address import HostBridge, PciAddress
-from driver.publish import attributes, devices, limits, ordering, slices, wanted
+from driver.publish import attributes, devices, limits, slices, wanted
 from tests.fakes import publishing
 
 OPTIONS = publishing.OPTIONS
@@ -244,75 +243,12 @@ def test_the_list_form_holds_the_nearest_nodes_of_the_socket(node: int, near: tu
     assert only(snapshot, ALL_LISTS).attributes[attributes.NUMA_NODE] == near
 
 
-def grouped(
-    bus: int, *, domain: int | None = None, quad: int | None = None, pair: int | None = None, **more: Any
-) -> model.Gpu:
-    def group(value: int | None) -> PciAddress | None:
-        return publishing.at(value) if value is not None else None
-
-    groups = model.GpuGroups(
-        nvlink_domain=group(domain), nvlink_clique=group(domain), aligned_pair=group(pair), aligned_quad=group(quad)
-    )
-    return publishing.gpu(bus, groups=groups, **more)
-
-
-def buses(gpus: tuple[model.Gpu, ...]) -> list[int]:
-    return [gpu.address.bus for gpu in gpus]
-
-
-DGX = tuple(grouped(bus, domain=1, quad=1 + 4 * (bus > 4), pair=bus - (bus + 1) % 2) for bus in range(1, 9))
-SIX = (
-    grouped(1, quad=1, pair=1),
-    grouped(2, quad=1, pair=1),
-    grouped(3, quad=1, pair=3),
-    grouped(4, quad=1, pair=3),
-    grouped(5, pair=5),
-    grouped(6, pair=5),
-)
-SPLIT = (
-    grouped(1, domain=1),
-    grouped(2, domain=1),
-    grouped(3, domain=1),
-    grouped(4, domain=4),
-    grouped(5, domain=4),
-    grouped(6),
-)
-
-
-def test_groups_stand_together() -> None:
-    assert buses(ordering.order(DGX)) == list(range(1, 9))
-
-
-def test_what_breaks_the_least_comes_first() -> None:
-    assert buses(ordering.order(SIX)) == [5, 6, 1, 2, 3, 4]
-    assert buses(ordering.order(SPLIT)) == [6, 4, 5, 1, 2, 3]
-
-
-@given(st.permutations(SIX))
-def test_the_order_depends_on_the_set_alone(gpus: list[model.Gpu]) -> None:
-    assert ordering.order(gpus) == ordering.order(SIX)
-
-
-@pytest.mark.parametrize(("machine", "lost"), list(itertools.product([DGX, SIX, SPLIT], range(6))))
-def test_a_gpu_that_fails_moves_no_other(machine: tuple[model.Gpu, ...], lost: int) -> None:
-    failed = tuple(
-        replace(gpu, state=model.GpuState.LOST) if index == lost else gpu for index, gpu in enumerate(machine)
-    )
-    before = publishing.names(devices.build_devices(publishing.snapshot(*machine), options=OPTIONS))
-    after = publishing.names(devices.build_devices(publishing.snapshot(*failed), options=OPTIONS))
-    assert after == [name for name in before if name in after]
-
-
-def test_numa_nodes_come_together_where_there_are_no_groups() -> None:
-    far = publishing.gpu(1, pci={"numa_node": 1})
-    unknown = publishing.gpu(2, pci={"numa_node": None})
-    assert buses(ordering.order((unknown, far, publishing.gpu(3), publishing.gpu(4)))) == [3, 4, 1, 2]
-
-
 def test_the_slices_of_a_made_up_node_pass_every_limit() -> None:
     place = slices.Place(driver_name="gpu.nearfield.dev", node_name="n1", node_uid="u")
     for options in (OPTIONS, ALL_LISTS):
-        offered = devices.build_devices(publishing.snapshot(COMPLETE, *DGX[:3]), options=options)
+        offered = devices.build_devices(
+            publishing.snapshot(COMPLETE, publishing.gpu(1), publishing.gpu(2)), options=options
+        )
         assert limits.violations(slices.build_slices(offered, place=place)) == ()
 
 
