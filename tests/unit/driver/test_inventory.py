@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inventory: first probe, rescans, what makes a full probe due, failures, freshness."""
+"""The inventory: first probe, rescans, what makes a full probe due, hints, names of NICs, failures, freshness."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
+
 from discovery import address, model
 from discovery.errors import ProbeError
-from driver import inventory
+from driver import inventory, quiet
 
 WAIT_S = 10.0
 
@@ -35,6 +37,7 @@ class FakeProber:
     def __init__(self, *gpus: model.Gpu) -> None:
         self.now = snapshot(*gpus)
         self.error: str | None = None
+        self.nics: tuple[model.NicReading, ...] = ()
         self.probes = 0
         self.rescans = 0
 
@@ -56,6 +59,7 @@ class FakeProber:
                 for g in self.now.gpus
             ),
             fingerprint=",".join(str(g.address) for g in self.now.gpus),
+            nics=self.nics,
         )
 
 
@@ -149,6 +153,106 @@ def test_request_brings_a_probe_before_the_interval_ends() -> None:
         prober.now = snapshot(gpu("0000:43:00.0"))
         kept.request_probe()
         until(kept, lambda s: s.generation == 2)
+
+
+def test_hints_lead_to_one_look_when_they_have_ended() -> None:
+    prober = FakeProber(gpu("0000:1b:00.0"))
+    with running(prober, interval_s=3600) as kept:
+        until(kept, lambda s: s.generation == 1)
+        for burst in range(2, 4):
+            for _ in range(1000):
+                kept.stir()
+            until(kept, lambda _, burst=burst: prober.rescans == burst)  # type: ignore[misc]
+        assert prober.probes == 1
+        prober.now = snapshot(gpu("0000:43:00.0"))
+        kept.stir()
+        until(kept, lambda s: s.generation == 2)
+        assert (prober.probes, prober.rescans) == (2, 5)
+
+
+def test_while_hints_come_the_look_of_the_interval_waits() -> None:
+    now = [1000.0]
+    prober = FakeProber(gpu("0000:1b:00.0"))
+    kept = inventory.Inventory(prober, interval_s=0.1, observer=Count(), elapsed=lambda: now[0])
+    kept.start()
+    try:
+        until(kept, lambda s: s.generation == 1)
+        kept.stir()
+        now[0] += quiet.QUIET_S / 2  # the interval is over, the burst is not
+        kept.stir()
+        now[0] += quiet.QUIET_S / 2
+        threading.Event().wait(3 * quiet.QUIET_S)
+        assert prober.rescans == 1
+        now[0] += quiet.QUIET_S
+        until(kept, lambda _: prober.rescans == 2)
+    finally:
+        kept.stop()
+
+
+def test_a_hint_ends_the_pause_after_a_failure() -> None:
+    prober = FakeProber(gpu("0000:1b:00.0"))
+    with running(prober, interval_s=3600) as kept:
+        until(kept, lambda s: s.generation == 1)
+        prober.error = "the child is gone"
+        kept.stir()
+        until(kept, lambda s: s.error is not None)
+        prober.error = None
+        kept.stir()
+        until(kept, lambda s: s.error is None)
+
+
+def named(rdma: str | None, interface: str | None) -> tuple[model.NicReading, ...]:
+    return (model.NicReading(address=address.parse("0000:1a:00.0"), rdma=rdma, interface=interface),)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "probes"),
+    [
+        ((None, None), (None, "eth0"), 2),
+        ((None, None), ("mlx5_0", None), 2),
+        ((None, "eth0"), ("mlx5_0", "eth0"), 2),
+        ((None, "eth0"), (None, "eth1"), 2),
+        (("mlx5_0", "eth0"), ("mlx5_1", "eth0"), 2),
+        (("mlx5_0", "eth0"), ("mlx5_0", "eth1"), 1),
+        (("mlx5_0", "eth0"), (None, "eth0"), 1),
+        (("mlx5_0", "eth0"), (None, "eth1"), 1),
+        (("mlx5_0", "eth0"), ("mlx5_0", None), 1),
+        (("mlx5_0", "eth0"), (None, None), 1),
+        ((None, "eth0"), (None, None), 1),
+    ],
+)
+def test_a_name_that_a_nic_did_not_have_is_a_reason_to_probe(
+    before: tuple[str | None, str | None], now: tuple[str | None, str | None], probes: int
+) -> None:
+    prober = FakeProber(gpu("0000:1b:00.0"))
+    prober.nics = named(*before)
+    with running(prober) as kept:
+        until(kept, lambda s: s.generation == 1)
+        prober.nics = named(*now)
+        seen = prober.rescans
+        until(kept, lambda _: prober.rescans > seen + 5)
+        assert prober.probes == probes
+
+
+def test_a_nic_that_comes_back_by_its_name_is_no_reason_to_probe() -> None:
+    prober = FakeProber(gpu("0000:1b:00.0"))
+    prober.nics = named("mlx5_0", "eth0")
+    with running(prober) as kept:
+        until(kept, lambda s: s.generation == 1)
+        for names in ((None, "eth0"), (None, None), ("mlx5_0", None), ("mlx5_0", "eth0")):
+            prober.nics = named(*names)
+            seen = prober.rescans
+            until(kept, lambda _, seen=seen: prober.rescans > seen + 3)  # type: ignore[misc]
+        assert prober.probes == 1
+
+
+def test_a_gpu_that_its_driver_is_still_waking_is_looked_at_again_soon() -> None:
+    prober = FakeProber(gpu("0000:1b:00.0", model.GpuState.UNREADABLE))
+    with running(prober, interval_s=3600) as kept:
+        until(kept, lambda s: s.generation == 1)
+        prober.now = snapshot(gpu("0000:1b:00.0"))
+        state = until(kept, lambda s: s.generation == 2)
+        assert state.readings[address.parse("0000:1b:00.0")].state is model.GpuState.READY
 
 
 def test_reading_grows_stale_after_three_intervals_whoever_sets_the_clock() -> None:
