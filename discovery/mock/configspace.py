@@ -26,6 +26,8 @@ _ACCESS_REDIRECTING = 0x001D
 """What the kernel turns on (pci_std_enable_acs, drivers/pci/pci.c)."""
 _EXPRESS_VERSION = 2
 _SLOT_IMPLEMENTED = 1 << 8
+_HOT_PLUG = 1 << 1 | 1 << 5 | 1 << 6  # power controller, surprise removal, hot-plug
+_SLOT_NUMBERS = 1 << 13
 _DOWNWARD = (4, 6)
 """Root ports and downstream ports have a slot."""
 
@@ -70,6 +72,9 @@ def _express(space: bytearray, function: Function) -> None:
     flags = _EXPRESS_VERSION | port_type << 4 | (_SLOT_IMPLEMENTED if port_type in _DOWNWARD else 0)
     _put(space, _EXPRESS, 1, 0x10)
     _put(space, _EXPRESS + 2, 2, flags)
+    if function.hot_plug is not None:
+        number = int(function.hot_plug) if function.hot_plug.isdecimal() else 0
+        _put(space, _EXPRESS + 0x14, 4, _HOT_PLUG | (number % _SLOT_NUMBERS) << 19)
     if function.link is not None:
         _put(space, _EXPRESS + 0x0C, 4, function.link.max_generation | function.link.max_width << 4)
         _put(space, _EXPRESS + 0x12, 2, function.link.generation | function.link.width << 4)

@@ -16,6 +16,10 @@ from discovery.mock.pcifiles import up
 from discovery.mock.pcitree import Function
 from discovery.mock.recording import Entry, Link
 
+_MLX5 = "mlx5_core"
+_LINK_LAYERS = {"Unspecified": "Unknown"}
+"""As sysfs writes them, where that is another word (link_layer_show, drivers/infiniband/core/sysfs.c)."""
+
 _IB_RATES = {100: "EDR", 200: "HDR", 400: "NDR", 800: "XDR"}
 
 _NVIDIA_MAJOR = 195
@@ -29,10 +33,11 @@ _OTHER_MAJORS = {"mem": 1, "misc": 10, "infiniband_verbs": 231}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicPort:
-    """One function of a NIC with all that is derived: names, link, rate."""
+    """One function of a NIC with all that is derived: names, link, rate. `device`: what its interface hangs on."""
 
     function: Function
-    interface: str
+    device: str
+    interface: str | None
     rdma: str | None
     link: str
     rate: int
@@ -40,11 +45,14 @@ class NicPort:
 
 
 def nic_ports(functions: Sequence[Function]) -> tuple[NicPort, ...]:
-    """The bound NIC functions, virtual ones last. RDMA devices are numbered as mlx5_core does, in order of address."""
+    """The bound NIC functions, virtual ones last. RDMA devices are numbered as mlx5_core does, in order of address; others are
+    named by their place, as rdma-core does.
+    """
     nics = [function for function in functions if isinstance(function.part, parts.Nic)]
     nics.sort(key=lambda function: (function.physical is not None, function.address))
     sharing = Counter((f.address.domain, f.address.bus, f.address.device) for f in nics if f.physical is None)
     rdma = (f"mlx5_{number}" for number in itertools.count())
+    virtio = (f"virtio{number}" for number in itertools.count())
     ports = []
     for function in nics:
         part = function.part
@@ -60,8 +68,11 @@ def nic_ports(functions: Sequence[Function]) -> tuple[NicPort, ...]:
         ports.append(
             NicPort(
                 function=function,
-                interface=given.interface or _interface(function, link, several=several),
-                rdma=(given.rdma or next(rdma)) if part.rdma else None,
+                device=f"{function.directory}/{next(virtio)}" if part.virtio else function.directory,
+                interface=given.interface or _interface(function, link, several=several) if part.netdev else None,
+                rdma=given.rdma or (next(rdma) if part.driver == _MLX5 else _rdma_name(function))
+                if part.rdma
+                else None,
                 link=link,
                 rate=said.rate or usual.rate,
                 up=said.up,
@@ -79,9 +90,16 @@ def _interface(function: Function, link: str, *, several: bool) -> str:
         name += f"f{at.function}"
     if function.physical is not None:
         return f"{name}v{function.ordinal}"[:15]
-    if link == "Ethernet" and function.driver == "mlx5_core":
+    if link == "Ethernet" and function.driver == _MLX5:
         name += f"np{at.function}"
     return name[:15]
+
+
+def _rdma_name(function: Function) -> str:
+    """The name that rdma_rename of rdma-core gives by the PCI path to what is neither InfiniBand nor Ethernet (`rdmap79s0`)."""
+    at = function.address
+    domain = f"P{at.domain}" if at.domain else ""
+    return f"rdma{domain}p{at.bus}s{at.device}" + (f"f{at.function}" if at.function else "")
 
 
 def rdma_files(name: str, ports: Sequence[NicPort]) -> dict[str, Entry]:
@@ -103,16 +121,17 @@ def _rdma(name: str, port: NicPort, *, verbs: int) -> dict[str, Entry]:
     fields = {
         "node_guid": guid,
         "sys_image_guid": identity.guid_of(name, port.function.place),
-        "node_type": "1: CA",
+        "node_type": "7: unspecified" if port.link == "Unspecified" else "1: CA",
         "ports/1/state": "4: ACTIVE" if port.up else "1: DOWN",
         "ports/1/phys_state": "5: LinkUp" if port.up else "2: Polling",
-        "ports/1/link_layer": port.link,
+        "ports/1/link_layer": _LINK_LAYERS.get(port.link, port.link),
         "ports/1/rate": f"{port.rate} Gb/sec (4X {_IB_RATES.get(port.rate, 'EDR')})",
         "ports/1/lid": "0x1" if port.link == "InfiniBand" and port.up else "0x0",
         "ports/1/gids/0": f"fe80:0000:0000:0000:{guid}",
-        "ports/1/gid_attrs/ndevs/0": port.interface,
         "ports/1/gid_attrs/types/0": "IB/RoCE v1",
     }
+    if port.interface is not None:
+        fields["ports/1/gid_attrs/ndevs/0"] = port.interface
     tree: dict[str, Entry] = {f"{here}/{field}": f"{value}\n" for field, value in fields.items()}
     tree[f"{here}/device"] = Link(f"../../../{port.function.address}")
     tree[f"{here}/subsystem"] = Link(f"{up(inner)}class/infiniband")

@@ -18,6 +18,7 @@ from discovery.mock import (
     pcifiles,
     pcitree,
     recording,
+    slotfiles,
     sriov,
 )
 from discovery.mock import products as parts
@@ -38,6 +39,7 @@ def expand(described: machine.Machine, catalogue: parts.Products) -> recording.R
     files: dict[str, Entry] = {
         **pcifiles.files(functions, node_cpus=node_cpus, iommu_type=described.host.iommu),
         **dict(sriov.files(functions)),
+        **slotfiles.files(functions),
         **hostfiles.cpu_files(every, described.host),
         **hostfiles.node_files(described.numa),
         **hostfiles.proc_files(described, every),
@@ -106,6 +108,7 @@ def _faults(
             xid=said.xid,
             link=said.link,
             width=said.width,
+            node=said.node,
             count=said.count,
             temperature_c=said.temperature,
             function=said.function,
@@ -115,6 +118,9 @@ def _faults(
         for field, problem in fault.problems(item):
             key = {"temperature_c": "temperature", "at_s": "at", "until_s": "until"}.get(field, field)
             raise MachineError((*place, key), problem)
+        nodes = {node for entry in described.numa.nodes for node in entry.ids}
+        if item.node is not None and item.node not in nodes:
+            raise MachineError((*place, "node"), f"there is no NUMA node {item.node}; numa.nodes has {sorted(nodes)}")
         found.append(item)
     return tuple(found)
 

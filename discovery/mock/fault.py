@@ -37,6 +37,8 @@ class Kind(StrEnum):
     """The PCIe link trained to fewer lanes."""
     NUMA_UNKNOWN = "numa-unknown"
     """numa_node reads -1, of one function or of all."""
+    NUMA_WRONG = "numa-wrong"
+    """The firmware tells this NUMA node, of one function or of all."""
     VFIO_BOUND = "vfio-bound"
     """The function is bound to vfio-pci."""
     NO_DRIVER = "no-driver"
@@ -62,6 +64,7 @@ class Fault:
     xid: int | None = None
     link: int | None = None
     width: int | None = None
+    node: int | None = None
     count: int | None = None
     temperature_c: int | None = None
     function: str | None = None
@@ -94,6 +97,7 @@ RULES = {
     Kind.LINK_DOWN: _rule("target", takes="link"),
     Kind.NARROW_LINK: _rule("target width"),
     Kind.NUMA_UNKNOWN: _rule(takes="target"),
+    Kind.NUMA_WRONG: _rule("node", takes="target"),
     Kind.VFIO_BOUND: _rule("target"),
     Kind.NO_DRIVER: _rule(takes="target"),
     Kind.NETDEV_MOVED: _rule("target"),
@@ -103,8 +107,17 @@ RULES = {
 }
 
 PARAMETERS = frozenset().union(*(rule.needs | rule.takes for rule in RULES.values()))
-_LEAST = {"xid": 0, "link": 0, "width": 1, "count": 1, "temperature_c": -273, "error": 1, "signal": 1}
-_MOST = {"xid": 1 << 32, "link": 63, "width": 32, "count": 1 << 63, "temperature_c": 1000, "error": 999, "signal": 64}
+_LEAST = {"xid": 0, "link": 0, "width": 1, "node": 0, "count": 1, "temperature_c": -273, "error": 1, "signal": 1}
+_MOST = {
+    "xid": 1 << 32,
+    "link": 63,
+    "width": 32,
+    "node": 1023,
+    "count": 1 << 63,
+    "temperature_c": 1000,
+    "error": 999,
+    "signal": 64,
+}
 
 
 def problems(fault: Fault) -> Iterator[tuple[str, str]]:

@@ -25,11 +25,13 @@ RECORDING_FILE = "recording.json"
 
 _FUNCTIONS = "sys/bus/pci/devices/"
 _ONLINE_CPUS = "sys/devices/system/cpu/online"
+_NODES = "sys/devices/system/node"
 _TREE_KINDS = (
     Kind.FALLEN_OFF,
     Kind.LINK_DOWN,
     Kind.NARROW_LINK,
     Kind.NUMA_UNKNOWN,
+    Kind.NUMA_WRONG,
     Kind.VFIO_BOUND,
     Kind.NO_DRIVER,
     Kind.NETDEV_MOVED,
@@ -56,6 +58,8 @@ def apply(directory: Path, faults: Iterable[Fault], *, clock: Callable[[], float
             raise DocumentError(f"fault {item.kind} on {item.target}: {problem}")
         if item.target is not None and tree.function(item.target) is None:
             raise DocumentError(f"fault {item.kind}: there is no PCI function {item.target} on this machine")
+        if item.node is not None and f"{_NODES}/node{item.node}/cpulist" not in tree.files:
+            raise DocumentError(f"fault {item.kind}: there is no NUMA node {item.node} on this machine")
     since = clock()
     placed = place(tree, wanted, since=since)
     live.LiveFile(directory).update(lambda now: dataclasses.replace(now, faults=placed))
@@ -196,16 +200,24 @@ def _narrow_link(_tree: recording.Tree, item: Fault, directory: str | None) -> d
 
 def _numa_unknown(tree: recording.Tree, _item: Fault, directory: str | None) -> dict[str, Entry | None]:
     """With node -1 the kernel lists all CPUs as local (drivers/pci/pci-sysfs.c)."""
+    return _told_node(tree, directory, "-1", tree.text(_ONLINE_CPUS) or "")
+
+
+def _numa_wrong(tree: recording.Tree, item: Fault, directory: str | None) -> dict[str, Entry | None]:
+    return _told_node(tree, directory, str(item.node), tree.text(f"{_NODES}/node{item.node}/cpulist") or "")
+
+
+def _told_node(tree: recording.Tree, directory: str | None, node: str, local: str) -> dict[str, Entry | None]:
+    """What functions show of a NUMA node and its CPUs: one function, or all and the root buses with them."""
     directories = [directory] if directory else [tree.resolve(path) for path in tree.below("sys/bus/pci/devices")]
-    online = tree.text(_ONLINE_CPUS) or ""
-    cpus = cpulists.parse(online)
-    values = {
-        "numa_node": "-1\n",
-        "local_cpulist": f"{online}\n",
-        "local_cpus": f"{cpulists.mask(cpus, possible=max(cpus, default=0) + 1)}\n",
-    }
-    changed = {f"{function}/{name}": value for function in directories for name, value in values.items()}
-    return {path: value for path, value in changed.items() if path in tree.files}
+    buses = [] if directory else [tree.resolve(path) for path in tree.below("sys/class/pci_bus")]
+    possible = max(cpulists.parse(tree.text(_ONLINE_CPUS) or ""), default=0) + 1
+    mask = cpulists.mask(cpulists.parse(local), possible=possible)
+    values = {"numa_node": f"{node}\n", "local_cpulist": f"{local}\n", "local_cpus": f"{mask}\n"}
+    changed: dict[str, Entry | None] = {f"{at}/{name}": value for at in directories for name, value in values.items()}
+    changed |= {f"{bus}/cpulistaffinity": f"{local}\n" for bus in buses}
+    changed |= {f"{bus}/cpuaffinity": f"{mask}\n" for bus in buses}
+    return {path: entry for path, entry in changed.items() if path in tree.files}
 
 
 def _moved(class_name: str) -> Callable[[recording.Tree, Fault, str | None], dict[str, Entry | None]]:
@@ -275,6 +287,7 @@ _EFFECTS: Mapping[Kind, Callable[[recording.Tree, Fault, str | None], dict[str, 
     Kind.LINK_DOWN: _link_down,
     Kind.NARROW_LINK: _narrow_link,
     Kind.NUMA_UNKNOWN: _numa_unknown,
+    Kind.NUMA_WRONG: _numa_wrong,
     Kind.VFIO_BOUND: _vfio_bound,
     Kind.NO_DRIVER: _no_driver,
     Kind.NETDEV_MOVED: _moved("net"),

@@ -35,7 +35,7 @@ from discovery.mock.products import Bus, LinkLayer, Model, Numbers, Size, Versio
 _ROOT = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2})")
 _AT = re.compile(r"([0-9a-f]{2})\.([0-7])")
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-_NAME = "^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
+NAME = "^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 
 KINDS = ("gpu", "nic", "nvme", "device", "switch")
 """What can stand in a slot."""
@@ -84,7 +84,8 @@ class Host(Model):
     """Whether the firmware tells sockets: without, physical_package_id reads -1, as in many VMs."""
     offline: Numbers = ()
     """CPUs that are there and switched off; none of a node's `cpus`."""
-    root_port: str
+    root_port: str | None = None
+    """Product of root ports that name none."""
     iommu: Literal["off", "DMA", "DMA-FQ", "identity"] = "DMA-FQ"
     acs_redirect: bool = False
     """Whether ports send peer-to-peer requests to the root complex: what the kernel sets where it finds an IOMMU and neither
@@ -181,7 +182,9 @@ class Slot(Model):
     """The bus behind the port."""
     port: str | None = None
     """Product of the port, where it is not the root's or the switch's."""
-    name: str | None = Field(default=None, pattern=_NAME)
+    slot: str | None = Field(default=None, pattern=NAME)
+    """The name of the hot-plug slot that the port has."""
+    name: str | None = Field(default=None, pattern=NAME)
     gpu: str | None = None
     nic: str | None = None
     nvme: str | None = None
@@ -195,7 +198,7 @@ class Slot(Model):
     link: LinkNow | None = None
     acs_redirect: bool | None = None
     """Of the port, where it is not as the host's."""
-    vpd: str | None = Field(default=None, pattern=_NAME)
+    vpd: str | None = Field(default=None, pattern=NAME)
     """A word for the card. Functions with the same word show the same vital product data; without it they have none."""
     virtual_functions: int = Field(default=0, ge=0)
     """How many SR-IOV virtual functions are switched on, of each function."""
@@ -303,6 +306,7 @@ class Fault(Model):
     xid: int | None = None
     link: int | None = None
     width: int | None = None
+    node: int | None = None
     count: int | None = None
     temperature: int | None = None
     function: str | None = None
@@ -315,7 +319,7 @@ class Machine(Model):
 
     api_version: Literal["mock.nearfield.dev/v1alpha1"]
     kind: Literal["Machine"]
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=NAME)
     description: str = ""
     host: Host
     driver: Driver | None = None

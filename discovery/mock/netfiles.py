@@ -20,15 +20,6 @@ from discovery.mock.recording import Entry, Link
 _ARPHRD = {"Ethernet": 1, "InfiniBand": 32}
 _ARPHRD_LOOPBACK = 772
 _VIRTUAL = "virtual/net"
-_GATEWAY = "010200C0"  # 192.0.2.1, as the kernel writes it: the bytes of the address as a number of this machine
-_DEV_HEADER = (
-    "Inter-|   Receive                                                |  Transmit\n"
-    " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n"
-)
-_ROUTE_HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
-_UP_GATEWAY = "0003"
-_NO_ROUTE_V6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
-"""What there always is: no route to anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +39,10 @@ def files(name: str, ports: Sequence[NicPort], above: network.Network) -> dict[s
     directories = {"lo": f"{_VIRTUAL}/lo"}
     index = 2
     for port in ports:
-        tree.update(_netdev(name, port, index=index))
-        directories[port.interface] = f"{port.function.directory}/net/{port.interface}"
-        index += 1
+        if port.interface is not None:
+            tree.update(_netdev(name, port, index=index))
+            directories[port.interface] = f"{port.device}/net/{port.interface}"
+            index += 1
     for upper in _uppers(above):
         if upper.name in directories:
             raise MachineError((*upper.place, "name"), f"there is already an interface called {upper.name}")
@@ -62,13 +54,12 @@ def files(name: str, ports: Sequence[NicPort], above: network.Network) -> dict[s
         for lower in upper.lower:
             if lower not in directories or lower in ("lo", upper.name):
                 raise MachineError((*upper.place, "on" if upper.kind == "vlan" else "of"), _unknown(lower, directories))
-            tree.update(_upon(upper, lower, directories))
+            ends = [(each, f"sys/devices/{directories[each]}") for each in (upper.name, lower)]
+            tree.update(tie(ends[0], ends[1], enslaves=upper.enslaves))
     route = above.default_route
     if route is not None and route not in directories:
         raise MachineError(("network", "defaultRoute"), _unknown(route, directories))
-    tree[procnet.DEVICES] = _DEV_HEADER + "".join(f"{each:>6}: {' '.join(['0'] * 16)}\n" for each in directories)
-    tree[procnet.ROUTES] = "".join(f"{line:<127}\n" for line in (_ROUTE_HEADER, *(_default(route) if route else ())))
-    tree[procnet.ROUTES_V6] = _NO_ROUTE_V6
+    tree.update(procnet.files(directories, [route] if route else []))
     return tree
 
 
@@ -83,17 +74,13 @@ def _uppers(above: network.Network) -> Iterator[_Upper]:
         yield _Upper(name=bridge.name, kind="bridge", lower=bridge.of, place=("network", "bridges", number))
 
 
-def _upon(upper: _Upper, lower: str, directories: dict[str, str]) -> Iterator[tuple[str, Entry]]:
-    """The links between an interface and one that stands on it."""
-    above, below = (f"sys/devices/{directories[each]}" for each in (upper.name, lower))
-    yield f"{above}/lower_{lower}", Link(posixpath.relpath(below, above))
-    yield f"{below}/upper_{upper.name}", Link(posixpath.relpath(above, below))
-    if upper.enslaves:
-        yield f"{below}/master", Link(posixpath.relpath(above, below))
-
-
-def _default(interface: str) -> tuple[str, ...]:
-    return (f"{interface}\t00000000\t{_GATEWAY}\t{_UP_GATEWAY}\t0\t0\t0\t00000000\t0\t0\t0",)
+def tie(above: tuple[str, str], below: tuple[str, str], *, enslaves: bool) -> Iterator[tuple[str, Entry]]:
+    """The links between an interface and one that it stands on, each by name and directory."""
+    (upper, up_there), (lower, down_there) = above, below
+    yield f"{up_there}/lower_{lower}", Link(posixpath.relpath(down_there, up_there))
+    yield f"{down_there}/upper_{upper}", Link(posixpath.relpath(up_there, down_there))
+    if enslaves:
+        yield f"{down_there}/master", Link(posixpath.relpath(up_there, down_there))
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
@@ -101,7 +88,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _netdev(name: str, port: NicPort, *, index: int) -> Iterator[tuple[str, Entry]]:
-    inner = f"{port.function.directory}/net/{port.interface}"
+    inner = f"{port.device}/net/{port.interface}"
     here = f"sys/devices/{inner}"
     fields = {
         "address": _hardware_address(name, port),
@@ -120,7 +107,7 @@ def _netdev(name: str, port: NicPort, *, index: int) -> Iterator[tuple[str, Entr
     if port.function.driver == "mlx5_core":
         fields["phys_port_name"] = f"p{port.function.address.function}"
     yield from ((f"{here}/{field}", f"{value}\n") for field, value in fields.items())
-    yield f"{here}/device", Link(f"../../../{port.function.address}")
+    yield f"{here}/device", Link(f"../../../{posixpath.basename(port.device)}")
     yield f"{here}/subsystem", Link(f"{up(inner)}class/net")
     yield f"sys/class/net/{port.interface}", Link(f"../../devices/{inner}")
 

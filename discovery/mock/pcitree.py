@@ -24,7 +24,7 @@ Place = tuple[str | int, ...]
 _LAST_BUS = 0xFF
 _BRIDGE_CLASS = 0x060400
 _NVME_CLASS = 0x010802
-_NIC_CLASSES = {"Ethernet": 0x020000, "InfiniBand": 0x020700}
+_NIC_CLASSES = {"Ethernet": 0x020000, "InfiniBand": 0x020700, "Unspecified": 0x020000}
 
 P = TypeVar("P", bound=parts.Part)
 
@@ -82,6 +82,8 @@ class Function:
     driver: str | None
     link: Link | None
     bridging: Bridging | None = None
+    hot_plug: str | None = None
+    """Of a port with a hot-plug slot, the slot's name."""
     slot: machine.Slot | None = None
     name: str | None = None
     port: machine.Port | None = None
@@ -138,12 +140,16 @@ class _Builder:
         )
 
     def _ports(
-        self, slots: Iterable[machine.Slot], bus: _Bus, place: Place, *, default: str, kind: PortType, last: int
+        self, slots: Iterable[machine.Slot], bus: _Bus, place: Place, *, default: str | None, kind: PortType, last: int
     ) -> int:
         """Ports on one bus and all behind them; the last bus used. Root ports begin at device 1, as 0 is the host bridge."""
         for number, slot in enumerate(slots):
             here = (*place, number)
-            product = self._part(self._catalogue.bridges, slot.port or default, (*here, "port") if slot.port else here)
+            if slot.port is None and default is None:
+                raise MachineError(here, "no product for this root port: give `port` here, or `rootPort` of the host")
+            product = self._part(
+                self._catalogue.bridges, slot.port or default or "", (*here, "port") if slot.port else here
+            )
             at = slot.at or _free(bus, 1 if kind is PortType.ROOT_PORT else 0, here)
             secondary = last + 1 if slot.bus is None else slot.bus
             if not last < secondary <= _LAST_BUS:
@@ -210,6 +216,7 @@ class _Builder:
                 driver="pcieport",
                 link=_link(product.pcie, limit, slot.link),
                 bridging=Bridging(primary=bus.number, secondary=secondary, subordinate=secondary),
+                hot_plug=None if kind is PortType.UPSTREAM else slot.slot,
                 redirects=None if kind is PortType.UPSTREAM else self._redirects(slot),
             ),
         )

@@ -1,13 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What procfs says of the network of process 1, when interfaces go: the files that name every interface."""
+"""What procfs says of the network of process 1: the files that name every interface, and how they change when one goes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from discovery.mock.recording import Entry, Tree
 
 DEVICES = "proc/1/net/dev"
 ROUTES = "proc/1/net/route"
 ROUTES_V6 = "proc/1/net/ipv6_route"
+
+_GATEWAY = "010200C0"  # 192.0.2.1, as the kernel writes it: the bytes of the address as a number of this machine
+_DEV_HEADER = (
+    "Inter-|   Receive                                                |  Transmit\n"
+    " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n"
+)
+_ROUTE_HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
+_UP_GATEWAY = "0003"
+_NO_ROUTE_V6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
+"""What there always is: no route to anywhere."""
+
+
+def files(interfaces: Iterable[str], default: Iterable[str]) -> dict[str, Entry]:
+    """Some interfaces, and default routes of IPv4 by some of them."""
+    routes = (f"{name}\t00000000\t{_GATEWAY}\t{_UP_GATEWAY}\t0\t0\t0\t00000000\t0\t0\t0" for name in default)
+    return {
+        DEVICES: _DEV_HEADER + "".join(f"{name:>6}: {' '.join(['0'] * 16)}\n" for name in interfaces),
+        ROUTES: "".join(f"{line:<127}\n" for line in (_ROUTE_HEADER, *routes)),
+        ROUTES_V6: _NO_ROUTE_V6,
+    }
 
 
 def without_interfaces_of(tree: Tree, directory: str) -> dict[str, Entry]:

@@ -86,7 +86,8 @@ Numbers = Annotated[
 ]
 Generation = Annotated[int, Field(ge=1, le=6)]
 Width = Literal[1, 2, 4, 8, 12, 16, 32]
-LinkLayer = Literal["InfiniBand", "Ethernet"]
+LinkLayer = Literal["InfiniBand", "Ethernet", "Unspecified"]
+"""Unspecified: an RDMA device of neither kind, such as EFA's."""
 
 
 class Model(BaseModel):
@@ -173,10 +174,14 @@ class NicFunction(Model):
 
 
 class Nic(Part):
-    """A NIC. `rdma`: whether its driver registers RDMA devices."""
+    """A NIC. `rdma`, `netdev`: whether its driver registers RDMA devices and network interfaces; `virtio`: whether these hang on a
+    device of the virtio bus, which the function makes.
+    """
 
     driver: str = "mlx5_core"
     rdma: bool = True
+    netdev: bool = True
+    virtio: bool = False
     functions: tuple[NicFunction, ...] = Field(max_length=8)
     virtual_functions: VirtualFunctions | None = None
 

@@ -16,3 +16,8 @@ def names() -> tuple[str, ...]:
 def path(name: str) -> Path:
     """The document of a machine, whether it is there or not."""
     return _MACHINES / f"{name}.yaml"
+
+
+def find(named: str, *, beside: Path) -> Path:
+    """The document that another one names: a machine of the zoo, else a file, from the directory of `beside` on."""
+    return path(named) if named in names() else beside.parent / named

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rendered machine was made from, as one word: the document, the products and the code that expands them.
+"""What a rendered machine was made from, as one word: the document, those it is based on, the products, and the code that expands
+them.
 
 The same word again means the same machine, so that a restart of an agent need not load what reads documents (pydantic and
 YAML, half a second of CPU).
@@ -8,26 +9,44 @@ YAML, half a second of CPU).
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
-from discovery.mock import live
+from discovery.mock import live, shelf
 
 FILE = "source.sha256"
 
 _HERE = Path(__file__).parent
+_BASE = re.compile(rb"^base:[ \t]*[\"']?([^\"'#\s]+)", re.MULTILINE)
+_VARIANT = b"Variant"
 
 
 def of(machine: str) -> str | None:
     """The word for a machine of the zoo or a file; None where it cannot be read, which is for others to say."""
-    named = _HERE / "machines" / f"{machine}.yaml"
-    document = named if "/" not in machine and named.is_file() else Path(machine)
     digest = hashlib.sha256()
     try:
-        for path in (document, _HERE / "products.yaml", *sorted(_HERE.glob("*.py"))):
+        for data in _documents(machine):
+            digest.update(hashlib.sha256(data).digest())
+        for path in (_HERE / "products.yaml", *sorted(_HERE.glob("*.py"))):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
-    except OSError:
+    except (OSError, ValueError):
         return None
     return digest.hexdigest()
+
+
+def _documents(machine: str) -> list[bytes]:
+    """What stands in a document and in those it is based on. ValueError where that cannot be told without reading YAML."""
+    path = shelf.path(machine) if machine in shelf.names() else Path(machine)
+    read: dict[Path, bytes] = {}
+    while path not in read:
+        data = read[path] = path.read_bytes()
+        if _VARIANT not in data:
+            return list(read.values())
+        base = _BASE.search(data)
+        if base is None:
+            raise ValueError(f"{path}: a Variant, or not, whose base does not stand on a line of its own")
+        path = shelf.find(base[1].decode(), beside=path)
+    raise ValueError(f"{path}: based on itself")
 
 
 def stands(directory: Path, word: str | None) -> bool:

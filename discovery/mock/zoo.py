@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines that come with Nearfield, and reading machines from files: by name, Machine, Recording, gzipped or not."""
+"""The machines that come with Nearfield, and reading machines from files: by name, Machine, Variant, Recording, gzipped or not."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import functools
 import json
 import typing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 
 from discovery import document
 from discovery.errors import DocumentError
-from discovery.mock import expand, machine, products, recording, shelf
+from discovery.mock import expand, machine, products, recording, shelf, variant
 from discovery.mock.pcitree import MachineError
 from discovery.mock.products import Model
 
 _PRODUCTS = Path(__file__).parent / "products.yaml"
 
 M = TypeVar("M", bound=Model)
+
+_Document = machine.Machine | variant.Variant
 
 
 def names() -> tuple[str, ...]:
@@ -29,7 +31,7 @@ def names() -> tuple[str, ...]:
 
 def describe(name: str) -> str:
     """What a machine of the zoo is, in one sentence. DocumentError for a name that is not there."""
-    return _machine(document.read(_path(name))).description
+    return _document(document.read(_path(name))).description
 
 
 def text(name: str) -> str:
@@ -38,7 +40,7 @@ def text(name: str) -> str:
 
 
 def load(name_or_path: str) -> recording.Recording:
-    """The Recording of a machine of the zoo, of a Machine (YAML) or of a Recording (JSON, also gzipped) in a file.
+    """The Recording of a machine of the zoo, of a Machine or a Variant (YAML) or of a Recording (JSON, also gzipped) in a file.
 
     DocumentError that names the document, the place in it and what to change.
     """
@@ -47,7 +49,7 @@ def load(name_or_path: str) -> recording.Recording:
     path = Path(name_or_path)
     if not path.is_file():
         raise DocumentError(
-            f"{name_or_path}: neither a machine of the zoo ({', '.join(names())}) nor a file with a Machine or a Recording"
+            f"{name_or_path}: neither a machine of the zoo ({', '.join(names())}) nor a file with a Machine, a Variant or a Recording"
         )
     if path.name.endswith((".json", ".json.gz")):
         return recording.read(path)
@@ -55,21 +57,25 @@ def load(name_or_path: str) -> recording.Recording:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the document Machine, published in docs/machine.schema.json."""
-    schema = machine.Machine.model_json_schema(by_alias=True, mode="validation")
-    for model in (schema, *schema["$defs"].values()):
+    """The JSON Schema of the documents Machine and Variant, published in docs/machine.schema.json."""
+    kinds: pydantic.TypeAdapter[_Document] = pydantic.TypeAdapter(
+        Annotated[machine.Machine | variant.Variant, pydantic.Field(discriminator="kind")]
+    )
+    schema = kinds.json_schema(by_alias=True, mode="validation")
+    for model in schema["$defs"].values():
         for field in model.get("properties", {}).values():
             field.pop("title", None)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Machine"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Machine or Variant", **schema}
 
 
 def parse_machine(read: document.Document) -> recording.Recording:
-    """The Recording of a Machine document."""
-    described = _machine(read)
+    """The Recording of a Machine or of a Variant."""
+    described, base = _described(read, (read.name,))
     try:
         return expand.expand(described, _catalogue())
     except MachineError as err:
-        raise DocumentError(f"{read.where(err.place)}: {err}") from err
+        place = read if err.place[:1] == ("faults",) else base
+        raise DocumentError(f"{place.where(err.place)}: {err}") from err
 
 
 def _path(name: str) -> Path:
@@ -78,10 +84,29 @@ def _path(name: str) -> Path:
     return shelf.path(name)
 
 
-def _machine(read: document.Document) -> machine.Machine:
-    if not isinstance(read.value, dict) or read.value.get("kind") != "Machine":
-        raise DocumentError(f"{read.where(())}: not a document of kind Machine")
-    return _validated(machine.Machine, read)
+def _described(read: document.Document, above: tuple[str, ...]) -> tuple[machine.Machine, document.Document]:
+    """The machine of a document, and the document that its hardware stands in. `above`: those that led here, and this one."""
+    described = _document(read)
+    if isinstance(described, machine.Machine):
+        return described, read
+    path = shelf.find(described.base, beside=Path(read.name))
+    if str(path) in above:
+        chain = " > ".join((*above[above.index(str(path)) :], str(path)))
+        raise DocumentError(f"{read.where(('base',))}: it would be based on itself: {chain}")
+    if not path.is_file():
+        raise DocumentError(
+            f"{read.where(('base',))}: {described.base} is neither a machine of the zoo ({', '.join(names())}) nor a file "
+            "beside this document"
+        )
+    base, hardware = _described(document.read(path), (*above, str(path)))
+    return described.of(base), hardware
+
+
+def _document(read: document.Document) -> _Document:
+    kind = read.value.get("kind") if isinstance(read.value, dict) else None
+    if kind not in ("Machine", "Variant"):
+        raise DocumentError(f"{read.where(())}: not a document of kind Machine or Variant")
+    return _validated(machine.Machine, read) if kind == "Machine" else _validated(variant.Variant, read)
 
 
 @functools.cache

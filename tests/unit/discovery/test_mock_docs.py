@@ -12,11 +12,15 @@ from discovery.mock import fault, zoo
 TEXT = (Path(__file__).parents[3] / "docs/machines.md").read_text(encoding="utf-8")
 
 
-def test_the_example_is_a_machine() -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    machine = zoo.parse_machine(document.parse(example.encode(), name="docs/machines.md"))
-    assert machine.nvml is not None
-    assert len(machine.nvml.gpus) == 2
+def test_the_examples_are_machines() -> None:
+    described, variant = (
+        zoo.parse_machine(document.parse(example.encode(), name="docs/machines.md"))
+        for example in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    )
+    assert described.nvml is not None
+    assert len(described.nvml.gpus) == 2
+    assert variant.files.keys() == zoo.load("dgx-h100").files.keys()
+    assert [(item.kind, str(item.target)) for item in variant.faults] == [(fault.Kind.GPU_LOST, "0000:61:00.0")]
 
 
 def test_the_table_of_faults_is_complete() -> None:
