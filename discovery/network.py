@@ -61,6 +61,10 @@ class Stack:
             )
         return self._above[interface]
 
+    def directly_above(self, interface: str) -> tuple[str, ...]:
+        """What stands on an interface without another one in between."""
+        return self._next(interface, "upper_")
+
     def master(self, interface: str) -> str | None:
         """The bond or bridge that it belongs to."""
         return self._directory(interface).link_name("master")
@@ -74,12 +78,15 @@ class Stack:
         reached: dict[str, None] = {interface: None}
         queue = [interface]
         for name in queue:
-            links = (link.removeprefix(way) for link in self._directory(name).names() if link.startswith(way))
-            for other in links:
-                if other not in reached and other not in ("", ".", "..") and len(reached) <= _MAX_STACK:
+            for other in self._next(name, way):
+                if other not in reached and len(reached) <= _MAX_STACK:
                     reached[other] = None
                     queue.append(other)
         return tuple(queue[1:])
+
+    def _next(self, interface: str, way: str) -> tuple[str, ...]:
+        links = (link.removeprefix(way) for link in self._directory(interface).names() if link.startswith(way))
+        return tuple(name for name in links if name not in ("", ".", ".."))
 
     def _directory(self, name: str | None = None) -> sysfs.Directory:
         path = _INTERFACES if name is None else f"{_INTERFACES}/{name}"
@@ -93,7 +100,7 @@ def with_management(
     if not nics:
         return ()
     try:
-        leaving = _leaving(files, stack)
+        leaving = default_interfaces(files, stack)
     except errors.SourceError as err:
         _note_unknown(str(err), found)
         return tuple(nics)
@@ -116,7 +123,7 @@ def _note_unknown(why: str, found: findings.Findings) -> None:
     found.info("default-route-unknown", "net", f"which NIC the default route of the node leaves by is not known: {why}")
 
 
-def _leaving(files: sysfs.Sysfs, stack: Stack) -> frozenset[str]:
+def default_interfaces(files: sysfs.Sysfs, stack: Stack) -> frozenset[str]:
     """The interfaces by which default routes leave; none if there is no such route. SourceError where it is not known."""
     for _ in range(_TRIES):
         shown = stack.names()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making a Recording of a real node, or of a rendered one: the files that discovery may read and the state behind NVML.
 
-An allow-list says what is taken, so that nothing else can leak: no vital product data, no command line but what concerns
-IOMMU and PCI, no addresses of networks, no virtual interfaces. What identifies the machine is replaced (`redact`). A file
-that cannot be read is left out, as it would be for the probe.
+An allow-list says what is taken, so that nothing else can leak: no command line but what concerns IOMMU and PCI, no addresses
+of networks, of virtual interfaces only where they stand (`capturenet`), of vital product data only which are the same. What
+identifies the machine is replaced (`redact`). A file that cannot be read is left out, as it would be for the probe.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from discovery import address, errors, sysfs
+from discovery import address, datadirect, endpoints, errors, findings, pci, sysfs
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import nvmlcapture, recording
+from discovery.mock import capturenet, identity, nvmlcapture, recording, vital
 from discovery.mock.recording import Entry, Link, Tree
 from discovery.mock.redact import Redaction
 
@@ -73,9 +73,13 @@ _SECRET_CAPABILITIES = (0x03, 0x09)
 _SECRET_EXTENDED = (0x0003, 0x000B, 0x0023)
 """Device serial number (a MAC address more often than not), vendor specific, designated vendor specific."""
 
+_MACHINE = "redacted"
+_NETWORK = 0x02
 _DISPLAY = "0x03"
 _NVIDIA = "0x10de"
 _MAX_CONTENT = recording.MAX_BYTES // 2
+_MAX_FILE = 4 << 20
+"""/proc/cpuinfo of a thousand CPUs."""
 
 
 def capture(
@@ -98,13 +102,16 @@ def capture(
     _functions(taken)
     for class_name, wanted in _CLASSES.items():
         _class(taken, class_name, wanted)
+    known = redaction if redaction is not None else Redaction()
+    networks, known.interfaces = capturenet.files(files, taken.entries)
+    taken.entries.update(networks)
+    _vital(taken)
     _host(taken)
     _proc(taken)
     for node in _device_nodes(dev):
         taken.entries[f"dev/{node}"] = ""
     found = library if library is not None else _loaded()
     nvml = None if found is None else nvmlcapture.read(found, _gpus(taken))
-    known = redaction if redaction is not None else Redaction()
     known.learn(taken.entries, nvml)
     return recording.Recording(
         name=name, description="Captured from a node", files=known.files(taken.entries), nvml=known.nvml(nvml)
@@ -122,7 +129,7 @@ class _Taken:
     def read(self, path: str) -> bytes | None:
         """The content of a file, None where it is not to be had."""
         with contextlib.suppress(errors.SourceError):
-            return self.files.read(path)
+            return self.files.read(path, limit=_MAX_FILE)
         return None
 
     def file(self, path: str, *, content: bytes | None = None) -> None:
@@ -167,8 +174,8 @@ class _Taken:
 
 
 def _functions(taken: _Taken) -> None:
-    for pci in taken.names("sys/bus/pci/devices"):
-        here = taken.link(f"sys/bus/pci/devices/{pci}")
+    for name in taken.names("sys/bus/pci/devices"):
+        here = taken.link(f"sys/bus/pci/devices/{name}")
         if here is None or not here.startswith("sys/devices/"):
             continue
         taken.every(here, _FUNCTION_FILES)
@@ -178,10 +185,10 @@ def _functions(taken: _Taken) -> None:
         for link in (*_FUNCTION_LINKS, *(name for name in taken.names(here) if re.fullmatch("virtfn[0-9]+", name))):
             target = taken.link(f"{here}/{link}")
             if link == "driver" and target is not None:
-                taken.link(f"{target}/{pci}")
+                taken.link(f"{target}/{name}")
             elif link == "iommu_group" and target is not None:
                 taken.file(f"{target}/type")
-                taken.link(f"{target}/devices/{pci}")
+                taken.link(f"{target}/devices/{name}")
     for root in taken.names("sys/class/pci_bus"):
         here = taken.link(f"sys/class/pci_bus/{root}")
         if here is not None:
@@ -223,6 +230,26 @@ def _class(taken: _Taken, class_name: str, wanted: Iterable[str]) -> None:
         if class_name == "infiniband":
             for port in taken.names(f"{here}/ports"):
                 taken.every(f"{here}/ports/{port}", _PORT_FILES)
+
+
+def _vital(taken: _Taken) -> None:
+    """Vital product data that mean as much as those of the node, and name nobody's card: the same serial number or UUID in two
+    of them is the same one again. Read where the probe reads them.
+    """
+    found = findings.Findings()
+    functions = pci.functions(taken.files, endpoints.class_devices(taken.files, "infiniband", found), found)
+    located = map(pci.Locator(taken.files, found).describe, functions)
+    nics = [function for function in located if function is not None and function.class_code >> 16 == _NETWORK]
+    spelt: dict[str, str] = {}
+    for where, told in sorted((datadirect.read(taken.files, functions, nics, found) or {}).items()):
+        fields = {}
+        if told.serial is not None:
+            fields["SN"] = spelt.setdefault(told.serial, identity.number_of(_MACHINE, where, "SN", digits=13))
+        if told.unique is not None:
+            fields["V3"] = spelt.setdefault(told.unique, identity.uuid_of(_MACHINE, where, "V3").replace("-", ""))
+        here = taken.link(f"sys/bus/pci/devices/{where}")
+        if here is not None:
+            taken.file(f"{here}/vpd", content=vital.build(_MACHINE, fields))
 
 
 def _host(taken: _Taken) -> None:

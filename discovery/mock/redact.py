@@ -35,6 +35,10 @@ class Redaction:
         self._spelt: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
         self._places: dict[str, int] = {}
+        self.interfaces: Mapping[str, str] = {}
+        """Names that the host gave to what it built upon its NICs, and what they are called now (`capturenet`). They may be any
+        word, so they are not looked for in other places.
+        """
 
     def learn(self, files: Mapping[str, Entry], nvml: state.Nvml | None) -> None:
         """Finds every value that has to go."""

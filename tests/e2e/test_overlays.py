@@ -8,6 +8,7 @@ uninstalling; the overlays and components that need more than this node has, as 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ DEPLOY = ROOT / "deploy/daemonset"
 LABEL = "mock.nearfield.dev/machine"
 PLUGIN = "/var/lib/kubelet/plugins/gpu.nearfield.dev"
 REGISTRY = "/var/lib/kubelet/plugins_registry"
+HARDWARE = ("/", "/driver-root", "/dev", "/host/sys", "/host/proc")
 KUBELETS_OWN = {
     "/etc/hosts",
     "/etc/hostname",
@@ -142,13 +144,18 @@ def test_the_base_on_a_node_without_a_gpu(site: Site) -> None:
     (pid, *_) = site.agent.pids()
     assert written(pid) == {PLUGIN, REGISTRY, "/var/run/cdi", "/tmp"}
     seen = mounted(pid)
-    assert {place: seen[place][0] for place in ("/", "/driver-root", "/dev", "/host/sys")} == dict.fromkeys(
-        ("/", "/driver-root", "/dev", "/host/sys"), "ro"
-    )
+    assert {place: seen[place][0] for place in HARDWARE} == dict.fromkeys(HARDWARE, "ro")
     assert "master:" in seen["/driver-root"][1], "what is mounted later has to show"
     root = Path("/proc", str(pid), "root")
     assert (root / "driver-root/etc/os-release").exists()
     assert nics(root / "host/sys") == nics(Path("/sys")) != nics(root / "sys")
+    pod = site.agent.pod()["metadata"]["name"]
+    seen_there = json.loads(
+        site.cluster.kubectl("exec", "-n", agents.NAMESPACE, pod, "--", "nearfield", "topo", "-o", "json")
+    )
+    assert "default-route-unknown" not in {finding["code"] for finding in seen_there["findings"]}
+    management = [nic.get("management") for nic in seen_there["nics"]]
+    assert not management or True in management, "the node's own routes, and not the pod's"
 
 
 @pytest.mark.usefixtures("restored")

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,8 @@ class Noting(sysfs.Sysfs):
         super().__init__(sys=sys, proc=proc)
         self.seen: set[str] = set()
 
-    def read(self, path: str) -> bytes | None:
-        content = super().read(path)
+    def read(self, path: str, *, limit: int = sysfs.MAX_FILE_BYTES) -> bytes | None:
+        content = super().read(path, limit=limit)
         self.seen |= set() if content is None else {path}
         return content
 
@@ -68,8 +70,24 @@ def _assert_replay_is_alike(
     file.write_bytes(gzip.compress(recording.dump(captured)))
     tree = render.render(zoo.load(str(file)), tmp_path / "replayed")
     replayed = _look_at(tree)
-    assert replayed == codec.from_json(json.loads(redaction.text(json.dumps(codec.to_json(live)))))
+    expected = codec.from_json(json.loads(redaction.text(json.dumps(codec.to_json(live)))))
+    called = redaction.interfaces
+    assert replayed == dataclasses.replace(
+        expected,
+        nics=tuple(
+            dataclasses.replace(nic, interfaces=tuple(_renamed(own, called) for own in nic.interfaces))
+            for nic in expected.nics
+        ),
+    )
     return replayed
+
+
+def _renamed(interface: model.NetworkInterface, called: Mapping[str, str]) -> model.NetworkInterface:
+    return dataclasses.replace(
+        interface,
+        master=None if interface.master is None else called[interface.master],
+        vlans=tuple(sorted(called[vlan] for vlan in interface.vlans)),
+    )
 
 
 def test_this_machine(tmp_path: Path) -> None:
@@ -115,6 +133,30 @@ def test_a_machine_with_a_fault(broken: fault.Fault, tmp_path: Path) -> None:
     seen = _assert_replay_is_alike(tmp_path, sys=tree.sys, proc=tree.proc, dev=tree.dev, given=given)
     healthy = mockmachine.rendered(tmp_path / "healthy")
     assert seen != _look_at(healthy)
+
+
+def test_a_machine_with_a_bond_keeps_what_stands_on_what(tmp_path: Path) -> None:
+    nics = "{nic: connectx-7-200g-dual, functions: [{interface: eno1}, {interface: eno2}]}, {nic: connectx-7-400g-ib}"
+    network = (
+        "network: {bonds: [{name: secret, of: [eno1, eno2]}], vlans: [{name: secret.7, on: secret, id: 7}], "
+        "bridges: [{name: acme-lan, of: [secret.7]}, {name: empty, of: []}], defaultRoute: acme-lan}"
+    )
+    changes = (("{nic: connectx-7-400g-ib}", nics), ("nvlink: ", f"{network}\nnvlink: "))
+    tree = mockmachine.rendered(tmp_path / "machine", *changes)
+    given = library.Library(tree.directory)
+    seen = _assert_replay_is_alike(tmp_path, sys=tree.sys, proc=tree.proc, dev=tree.dev, given=given)
+    assert [nic.management for nic in seen.nics] == [True, True, False]
+    assert {own.master for nic in seen.nics for own in nic.interfaces} == {"made0", None}
+
+
+def test_where_the_carrier_of_the_route_is_hidden_it_stays_so(tmp_path: Path) -> None:
+    network = "network: {bridges: [{name: acme-lan, of: []}], defaultRoute: acme-lan}"
+    tree = mockmachine.rendered(tmp_path / "machine", ("nvlink: ", f"{network}\nnvlink: "))
+    captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev, library=library.Library(tree.directory))
+    seen = _look_at(render.render(captured, tmp_path / "replayed"))
+    assert {nic.management for nic in seen.nics} == {None}
+    (said,) = (finding.message for finding in seen.findings if finding.code == "default-route-unknown")
+    assert "it leaves by made0" in said
 
 
 def test_a_capture_takes_everything_that_the_prober_reads(zoo_tree: render.MockTree) -> None:

@@ -3,19 +3,21 @@
 
 - no MAC, GUID, UUID, serial number or boot id of the machine, in whatever spelling and wherever it stands
 - the same value has the same pseudonym everywhere; two captures of one machine are the same
-- command lines, vital product data and serial numbers in configuration space are left out
+- command lines and serial numbers in configuration space are left out; vital product data are the same where they were
+- of networks it says what stands on NICs and where the default route leaves, in other words than the host's
 - trees that lead out of themselves, and endless ones, are refused
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from discovery import errors
+from discovery import errors, vpd
 from discovery.errors import DocumentError
-from discovery.mock import capture, fault, faults, library, nvmlcapture, recording, redact, state
+from discovery.mock import capture, fault, faults, library, nvmlcapture, recording, redact, render, state, zoo
 from discovery.mock.recording import Entry, Link
 from tests.fakes import mockmachine
 
@@ -232,6 +234,72 @@ def test_virtual_interfaces_are_nobodys_business(tmp_path: Path) -> None:
     (tree.sys / "class/net/customer-vpn").symlink_to("../../devices/virtual/net/customer-vpn")
     captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
     assert "customer-vpn" not in _texts(dict(captured.files))
+
+
+def test_of_networks_only_what_stands_on_nics_and_the_default_route_is_taken(tmp_path: Path) -> None:
+    network = "network: {vlans: [{name: acme, on: ib0, id: 7}], bridges: [{name: other, of: []}], defaultRoute: acme}"
+    changes = (
+        ("{nic: connectx-7-400g-ib}", "{nic: connectx-7-400g-ib, functions: [{interface: ib0}]}"),
+        ("nvlink:", f"{network}\nnvlink:"),
+    )
+    tree = mockmachine.rendered(tmp_path, *changes)
+    routes = tree.proc / "1/net/route"
+    routes.write_text(routes.read_text() + "acme\t0000000A\t0100000A\t0003\t0\t0\t0\t000000FF\t0\t0\t0\n")
+    (tree.proc / "1/net/ipv6_route").write_text(
+        "00000000000000000000000000000000 00 00000000000000000000000000000000 00 20010db8000000000000000000000001 00000400 "
+        "00000003 00000000 00000003     acme\n"
+    )
+    captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
+    text = _texts(dict(captured.files))
+    assert [word for word in ("acme", "other", "0100000A", "20010db8") if word in text] == []
+    assert sorted(path for path in captured.files if "/net/" in path and "made0" in path) == [
+        "sys/class/net/made0",
+        "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1a:00.0/net/ib0/upper_made0",
+        "sys/devices/virtual/net/made0/lower_ib0",
+        "sys/devices/virtual/net/made0/uevent",
+    ]
+    assert [line.split()[:2] for line in str(captured.files["proc/1/net/route"]).splitlines()[1:]] == [
+        ["made0", "00000000"]
+    ]
+
+
+def test_routes_of_another_namespace_are_not_taken(tmp_path: Path) -> None:
+    tree = mockmachine.rendered(tmp_path)
+    (tree.proc / "1/net/dev").write_text("Inter-|\n face |bytes\n    lo: 0 0\n  eth0: 0 0\n")
+    captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
+    assert [path for path in captured.files if path.startswith("proc/1/")] == []
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_vital_product_data_are_the_same_where_they_were_and_nobodys(tmp_path: Path, *, root: bool) -> None:
+    tree = render.render(zoo.load("gb300-tray"), tmp_path / "node")
+    before = {path.parent.name: path.read_bytes() for path in tree.sys.glob("devices/**/vpd")}
+    assert len(set(before.values())) > 1
+    if not root:
+        for path in tree.sys.glob("devices/**/vpd"):
+            path.unlink()
+            path.mkdir()  # read as root too, this fails
+    captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
+    after = {path.split("/")[-2]: entry for path, entry in captured.files.items() if path.endswith("/vpd")}
+    if not root:
+        assert after == {}
+        return
+    assert after.keys() == before.keys()
+    told = {where: vpd.parse(entry) for where, entry in after.items() if isinstance(entry, bytes)}
+    for a, b in itertools.combinations(before, 2):
+        one, other = vpd.parse(before[a]), vpd.parse(before[b])
+        assert (told[a].unique == told[b].unique) is (one.unique == other.unique)
+        assert (told[a].serial == told[b].serial) is (one.serial == other.serial)
+    secrets = {value for data in before.values() for value in (vpd.parse(data).serial, vpd.parse(data).unique)}
+    assert secrets.isdisjoint(value for each in told.values() for value in (each.serial, each.unique))
+
+
+def test_what_the_cpus_are_is_read_to_the_end(tmp_path: Path) -> None:
+    tree = mockmachine.rendered(tmp_path)
+    lines = "".join(f"processor\t: {cpu}\nflags\t\t: {'fpu ' * 300}\nphysical id\t: 0\n\n" for cpu in range(512))
+    (tree.proc / "cpuinfo").write_text(lines)
+    captured = capture.capture(sys=tree.sys, proc=tree.proc, dev=tree.dev)
+    assert str(captured.files["proc/cpuinfo"]).count("processor") == 512
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
