@@ -7,6 +7,7 @@ has five to eight digits. NVML writes `%08X:%02X:%02X.0` (nvmlPciInfo_t.busId).
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple, NewType
 
@@ -37,10 +38,11 @@ class PciAddress(NamedTuple):
         return str(self).replace(":", "-").replace(".", "-")
 
 
+@functools.lru_cache(maxsize=4096)
 def parse(text: str) -> PciAddress:
     """An address in the spelling of the kernel or of NVML, any case; a missing function is 0.
 
-    Raises ValueError that names the text.
+    Raises ValueError that names the text. A machine has few addresses, and each is met many times.
     """
     match = _ADDRESS.fullmatch(text.strip())
     if match is None:

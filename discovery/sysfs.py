@@ -70,18 +70,16 @@ class Sysfs:
             # O_NONBLOCK: a FIFO in a made-up tree must not hold the probe.
             descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                data = bytearray(os.read(descriptor, MAX_FILE_BYTES))
-                whole = path.startswith("sys/") and len(data) < _PAGE
-                while not whole and (more := os.read(descriptor, MAX_FILE_BYTES)):
-                    data += more
-                    if len(data) > limit:
-                        raise _malformed(path, f"is longer than {limit} bytes")
+                # Room for more than a page costs eight times what the read itself does.
+                data = os.read(descriptor, _PAGE)
+                if len(data) >= _PAGE or not path.startswith("sys/"):
+                    data = self._rest(descriptor, bytearray(data), path, limit)
             finally:
                 os.close(descriptor)
         except OSError as err:
             _raise_unless_absent(path, err)
             return None
-        return bytes(data)
+        return data
 
     def pieces(self, path: str, take: Callable[[Reader], _T]) -> _T | None:
         """What `take` makes of a file by reading pieces of it: every word of configuration space that is read is asked of the
@@ -169,6 +167,14 @@ class Sysfs:
     def boot_id(self) -> str | None:
         """The identity of this boot of the kernel."""
         return self.text("proc/sys/kernel/random/boot_id")
+
+    def _rest(self, descriptor: int, data: bytearray, path: str, limit: int) -> bytes:
+        """A file that is longer than a page, or that the kernel gives in pieces."""
+        while more := os.read(descriptor, MAX_FILE_BYTES):
+            data += more
+            if len(data) > limit:
+                raise _malformed(path, f"is longer than {limit} bytes")
+        return bytes(data)
 
     def _place(self, path: str) -> str:
         return self._sys + path[3:] if path.startswith("sys/") else self._proc + path[4:]
