@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -95,6 +95,14 @@ def _newly_named(now: model.NicReading, before: model.NicReading | None) -> bool
         return before is None or now.rdma != before.rdma
     # An interface is the name of a NIC only where there is no RDMA device.
     return now.interface is not None and (before is None or (before.rdma is None and now.interface != before.interface))
+
+
+def _seen(
+    gpus: Iterable[model.Gpu | model.GpuReading], nics: Iterable[model.Nic | model.NicReading]
+) -> tuple[Mapping[PciAddress, str | None], frozenset[PciAddress]]:
+    """The GPUs with their drivers, and the NICs."""
+    drivers = {gpu.address: gpu.pci.driver if isinstance(gpu, model.Gpu) else gpu.driver for gpu in gpus}
+    return drivers, frozenset(nic.address for nic in nics)
 
 
 class Inventory:
@@ -186,12 +194,7 @@ class Inventory:
         must_probe = True
         while not self._stopping:
             try:
-                if must_probe:
-                    self._probe()
-                else:
-                    must_probe = self._rescan()
-                    if must_probe:
-                        continue
+                self._look(full=must_probe)
             except Exception:
                 # The loop is the last door: whatever a prober throws, the node keeps its last good Snapshot.
                 logger.exception("The hardware could not be looked at")
@@ -226,14 +229,31 @@ class Inventory:
             wanted, self._wanted = self._wanted, False
             return wanted
 
-    def _probe(self) -> None:
+    def _look(self, *, full: bool) -> None:
+        """Look cheaply and, if that shows something new, whole; or whole at once."""
+        rescan = None
+        if not full:
+            rescan = self._rescan()
+            if rescan is None:
+                return
+        self._probe(rescan)
+
+    def _probe(self, rescan: model.Rescan | None) -> None:
+        """Look at everything. `rescan`: the cheap look that went before; without it one follows, and if the two see different
+        hardware, something has changed in between.
+        """
         began = time.monotonic()
+        followed = rescan is None
         try:
             snapshot = self._prober.probe(timeout_s=PROBE_TIMEOUT_S)
-            rescan = self._prober.rescan(timeout_s=RESCAN_TIMEOUT_S)
+            if rescan is None:
+                rescan = self._prober.rescan(timeout_s=RESCAN_TIMEOUT_S)
         except ProbeError as error:
             self._failed("probe", error, began)
             return
+        if followed and _seen(snapshot.gpus, snapshot.nics) != _seen(rescan.gpus, rescan.nics):
+            rescan = replace(rescan, fingerprint="")
+            self.stir()
         self._observer.probe(seconds=time.monotonic() - began, ok=True, reason="")
         self._nics = {nic.address: nic for nic in rescan.nics}
         before = self._state
@@ -270,25 +290,25 @@ class Inventory:
             )
         )
 
-    def _rescan(self) -> bool:
-        """Look cheaply; whether a full probe is due."""
+    def _rescan(self) -> model.Rescan | None:
+        """Look cheaply; what was seen if a full probe is due."""
         began = time.monotonic()
         try:
             rescan = self._prober.rescan(timeout_s=RESCAN_TIMEOUT_S)
         except ProbeError as error:
             self._failed("rescan", error, began)
-            return False
+            return None
         before = self._state
-        if rescan.fingerprint != before.fingerprint:
-            return True
         readings = {reading.address: reading for reading in rescan.gpus}
-        # A change of state matters to what is published, so the whole picture is taken again.
-        if {address: r.state for address, r in readings.items()} != {a: r.state for a, r in before.readings.items()}:
-            return True
-        if any(_newly_named(nic, self._nics.get(nic.address)) for nic in rescan.nics):
-            return True
+        if (
+            rescan.fingerprint != before.fingerprint
+            # A change of state matters to what is published, so the whole picture is taken again.
+            or {a: r.state for a, r in readings.items()} != {a: r.state for a, r in before.readings.items()}
+            or any(_newly_named(nic, self._nics.get(nic.address)) for nic in rescan.nics)
+        ):
+            return rescan
         self._set(replace(before, readings=readings, read_at=self._clock(), error=None))
-        return False
+        return None
 
     def _failed(self, what: str, error: ProbeError, began: float) -> None:
         self._observer.probe(seconds=time.monotonic() - began, ok=False, reason=what)

@@ -8,7 +8,7 @@ looked after less and less often: a look costs the CPU and wakes the driver.
 
 from __future__ import annotations
 
-QUIET_S = 0.4
+QUIET_S = 0.3
 """A burst has ended when this long nothing was heard. What follows upon a look, until the slice is written, has to fit into
 the rest of a second.
 """

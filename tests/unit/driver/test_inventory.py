@@ -17,11 +17,13 @@ from driver import inventory, quiet
 WAIT_S = 10.0
 
 
+def function(where: address.PciAddress, class_code: int) -> model.PciFunction:
+    return model.PciFunction(address=where, vendor_id=0x10DE, device_id=0x2330, class_code=class_code, driver="nvidia")
+
+
 def gpu(text: str, state: model.GpuState = model.GpuState.READY) -> model.Gpu:
     return model.Gpu(
-        pci=model.PciFunction(
-            address=address.parse(text), vendor_id=0x10DE, device_id=0x2330, class_code=0x030200, driver="nvidia"
-        ),
+        pci=function(address.parse(text), 0x030200),
         state=state,
         uuid=f"GPU-{text}",
     )
@@ -46,7 +48,8 @@ class FakeProber:
         self.probes += 1
         if self.error:
             raise ProbeError(self.error)
-        return replace(self.now, taken_at=float(self.probes))
+        nics = tuple(model.Nic(pci=function(nic.address, 0x020000)) for nic in self.nics)
+        return replace(self.now, taken_at=float(self.probes), nics=nics)
 
     def rescan(self, *, timeout_s: float) -> model.Rescan:
         assert timeout_s > 0
@@ -167,7 +170,23 @@ def test_hints_lead_to_one_look_when_they_have_ended() -> None:
         prober.now = snapshot(gpu("0000:43:00.0"))
         kept.stir()
         until(kept, lambda s: s.generation == 2)
-        assert (prober.probes, prober.rescans) == (2, 5)
+        assert (prober.probes, prober.rescans) == (2, 4)
+
+
+def test_what_changes_between_the_first_probe_and_its_rescan_is_not_missed() -> None:
+    later = snapshot(gpu("0000:1b:00.0"), gpu("0000:43:00.0"))
+
+    class Racing(FakeProber):
+        def rescan(self, *, timeout_s: float) -> model.Rescan:
+            self.now = later
+            return super().rescan(timeout_s=timeout_s)
+
+    prober = Racing(gpu("0000:1b:00.0"))
+    with running(prober, interval_s=3600) as kept:
+        state = until(kept, lambda s: s.generation == 2)
+        assert state.snapshot is not None
+        assert len(state.snapshot.gpus) == 2
+        assert prober.probes == 2
 
 
 def test_while_hints_come_the_look_of_the_interval_waits() -> None:
