@@ -21,6 +21,7 @@ from pathlib import Path
 from hack.bench import bench, machine, peer, realnode, report, standin
 from hack.bench.errors import BenchError
 from hack.bench.parts import (
+    change,
     eight,
     growth,
     idle,
@@ -48,6 +49,7 @@ PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
     "idle": idle.run,
     "repair": repair.run,
     "loss": loss.run,
+    "change": change.run,
     "probe": probe.run,
     "sizes": sizes.run,
 }
