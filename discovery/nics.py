@@ -6,12 +6,15 @@ match on has to stay. Candidates are physical functions; one with a Data Direct 
 since that is what reads and writes the memory of a GPU. The nearest path class wins and every NIC of that class is a tie.
 Of the ties one is chosen by this rule: NICs are given out so that as many GPUs as possible have a device of their own
 (the functions of one card share its link, so a card counts once); then a second GPU goes to each card, and so on. Inside
-a card the least used function wins. GPUs and NICs come in the order of their addresses, so a free choice gives the first
-GPU the first NIC. A GPU takes another's card only if that one has another card that is equally near and not more used.
+a card the least used function wins. Among cards of one class those that share more bridges with a GPU come first, as the
+path class does not tell the halves of a switch apart: pairs of a GPU and a card are made in that order, nearer ones before
+others. GPUs and NICs come in the order of their addresses, so a free choice gives the first GPU the first NIC. A GPU takes
+another's card only if that one has another card of its class that is not more used.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +23,9 @@ from discovery.address import PciAddress
 
 _Card = tuple[int, int, int]
 """Domain, bus and device: the functions of one card."""
+
+_Cards = Mapping[PciAddress, Sequence[_Card]]
+"""Cards by GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,8 @@ class _Near:
     ties: tuple[PciAddress, ...]
     data_direct: Mapping[PciAddress, PciAddress]
     """The Data Direct functions of those ties that are near by theirs."""
+    shared: Mapping[PciAddress, int]
+    """How many bridges each of the ties has above it that are the GPU's too."""
 
 
 def pair(
@@ -100,21 +108,33 @@ def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -
         return None
     nearest = min((path_class for path_class, _, _ in known), key=topology.NEARNESS.__getitem__)
     ties = [(nic, by) for path_class, by, nic in known if path_class is nearest]
+    functions = {pci.address: pci for nic in nics for pci in (nic.pci, nic.data_direct) if pci is not None}
     return _Near(
         distance=nearest,
         ties=tuple(nic for nic, _ in ties),
         data_direct={nic: by for nic, by in ties if by is not None},
+        shared={nic: _shared(gpu.pci, functions[by or nic]) for nic, by in ties},
     )
+
+
+def _shared(a: model.PciFunction, b: model.PciFunction) -> int:
+    """The bridges above both; of two that a person put into switch groups, the groups that hold both."""
+    if a.switch_source is b.switch_source is model.Provenance.OVERLAY:
+        return len(set(a.switches).intersection(b.switches))
+    if a.host_bridge is None or a.host_bridge != b.host_bridge:
+        return 0
+    both = zip(a.bridges, b.bridges, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def _share_out(near: Mapping[PciAddress, _Near]) -> dict[PciAddress, PciAddress]:
     """The NIC of every GPU: rounds of matching GPUs and cards, each round giving every card one GPU at most."""
-    cards = {gpu: list(dict.fromkeys(_card(nic) for nic in nearest.ties)) for gpu, nearest in near.items()}
+    tiers = _tiers(near)
     used: dict[PciAddress, int] = {}
     chosen: dict[PciAddress, PciAddress] = {}
     waiting = list(near)
     while waiting:
-        taken = _match(waiting, cards)
+        taken = _match(waiting, tiers)
         for card, gpu in sorted(taken.items(), key=lambda item: item[1]):
             functions = [nic for nic in near[gpu].ties if _card(nic) == card]
             nic = min(functions, key=lambda function: (used.get(function, 0), function))
@@ -124,30 +144,49 @@ def _share_out(near: Mapping[PciAddress, _Near]) -> dict[PciAddress, PciAddress]
     return chosen
 
 
-def _match(gpus: Sequence[PciAddress], cards: Mapping[PciAddress, Sequence[_Card]]) -> dict[_Card, PciAddress]:
-    """A matching of as many GPUs as possible, by shortest augmenting paths; earlier GPUs and earlier cards first."""
+def _tiers(near: Mapping[PciAddress, _Near]) -> list[_Cards]:
+    """The cards of each GPU: first only those that share the most bridges with it, at the end all of its class."""
+    depths = sorted({depth for nearest in near.values() for depth in nearest.shared.values()}, reverse=True)
+    return [
+        {
+            gpu: list(dict.fromkeys(_card(nic) for nic in nearest.ties if nearest.shared[nic] >= depth))
+            for gpu, nearest in near.items()
+        }
+        for depth in depths
+    ]
+
+
+def _match(gpus: Sequence[PciAddress], tiers: Sequence[_Cards]) -> dict[_Card, PciAddress]:
+    """A matching of as many GPUs as possible, by shortest augmenting paths; nearer cards, earlier GPUs, earlier cards first."""
     taken: dict[_Card, PciAddress] = {}
     held: dict[PciAddress, _Card] = {}
-    for gpu in gpus:
-        reached: dict[_Card, PciAddress] = {}
-        queue = [gpu]
-        free: _Card | None = None
-        for holder in queue:
-            for card in cards[holder]:
-                if card in reached:
-                    continue
-                reached[card] = holder
-                if card not in taken:
-                    free = card
-                    break
-                queue.append(taken[card])
-            if free is not None:
-                break
-        while free is not None:
-            holder = reached[free]
-            taken[free] = holder
-            held[holder], free = free, held.get(holder)
+    for cards in tiers:
+        for gpu in gpus:
+            if gpu not in held:
+                _give(gpu, cards, taken, held)
     return taken
+
+
+def _give(gpu: PciAddress, cards: _Cards, taken: dict[_Card, PciAddress], held: dict[PciAddress, _Card]) -> None:
+    """Gives a GPU a card if one is free, or becomes free when others change theirs."""
+    reached: dict[_Card, PciAddress] = {}
+    queue = [gpu]
+    free: _Card | None = None
+    for holder in queue:
+        for card in cards[holder]:
+            if card in reached:
+                continue
+            reached[card] = holder
+            if card not in taken:
+                free = card
+                break
+            queue.append(taken[card])
+        if free is not None:
+            break
+    while free is not None:
+        holder = reached[free]
+        taken[free] = holder
+        held[holder], free = free, held.get(holder)
 
 
 def _card(nic: PciAddress) -> _Card:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,11 +16,12 @@ from discovery.address import PciAddress, parse
 from tests.fakes import wiring
 from tests.fakes.wiring import at
 
-UP, DOWN1, DOWN2 = (parse(f"0000:e{i}:00.0") for i in range(3))
+UP, DOWN1, DOWN2, INNER = (parse(f"0000:e{i}:00.0") for i in range(4))
 PORTS: dict[PciAddress, model.PortType | None] = {
     UP: model.PortType.UPSTREAM,
     DOWN1: model.PortType.DOWNSTREAM,
     DOWN2: model.PortType.DOWNSTREAM,
+    INNER: model.PortType.UPSTREAM,
 }
 
 
@@ -71,6 +73,27 @@ def test_a_gpu_gives_way_to_one_that_has_no_other_choice() -> None:
     only = nic(4, root="pci0000:20", numa=0, bridges=(UP, DOWN2))
     other = nic(5, root="pci0000:40", numa=0)
     assert chosen(pair([both, one], [only, other])) == {1: (5, 0), 2: (4, 0)}
+
+
+def test_of_one_class_the_card_of_the_same_half_of_a_switch_comes_first() -> None:
+    """As on DGX A100: one big switch of two levels, two GPUs and two NICs below it, all PXB to each other."""
+    half = (UP, DOWN2, INNER, parse("0000:e4:00.0"))
+    pairings = pair([gpu(1, bridges=(UP, DOWN1)), gpu(2, bridges=half)], [nic(3, bridges=half), nic(4, bridges=(UP,))])
+    assert chosen(pairings) == {1: (4, 0), 2: (3, 0)}
+
+
+def test_a_person_tells_the_halves_where_no_bridge_does() -> None:
+    def grouped(function: model.PciFunction, *groups: int) -> model.PciFunction:
+        switches = tuple(at(group) for group in groups)
+        return replace(function, switches=switches, switch=switches[0], switch_source=model.Provenance.OVERLAY)
+
+    gpus = [
+        replace(own, pci=grouped(own.pci, *groups)) for own, groups in ((gpu(1), (0xF1, 0xF0)), (gpu(2), (0xF2, 0xF0)))
+    ]
+    cards = [
+        replace(own, pci=grouped(own.pci, *groups)) for own, groups in ((nic(3), (0xF2, 0xF0)), (nic(4), (0xF1, 0xF0)))
+    ]
+    assert chosen(pair(gpus, cards)) == {1: (4, 0), 2: (3, 0)}
 
 
 def test_cards_are_used_before_second_ports() -> None:
