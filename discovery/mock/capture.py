@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from discovery import address, datadirect, endpoints, errors, findings, pci, sysfs
+from discovery import address, datadirect, endpoints, errors, findings, nvml, pci, sysfs
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
 from discovery.mock import capturenet, identity, nvmlcapture, recording, vital
@@ -88,10 +88,12 @@ def capture(
     proc: Path = Path("/proc"),
     dev: Path = Path("/dev"),
     library: object | None = None,
+    driver_root: Path = Path("/"),
     name: str = "captured",
     redaction: Redaction | None = None,
 ) -> recording.Recording:
-    """The Recording of a node. `library`: the functions of libnvidia-ml, looked for by the dynamic linker if None.
+    """The Recording of a node. `library`: the functions of libnvidia-ml; if None, they are looked for by the dynamic linker, or in
+    the `driver_root` where that is another one.
 
     `redaction` learns what was replaced, for those who have to replace the same elsewhere. DocumentError when there is too
     much, or when the tree leads out of itself; ProbeError when a root is no directory.
@@ -110,7 +112,7 @@ def capture(
     _proc(taken)
     for node in _device_nodes(dev):
         taken.entries[f"dev/{node}"] = ""
-    found = library if library is not None else _loaded()
+    found = library if library is not None else _loaded(driver_root)
     nvml = None if found is None else nvmlcapture.read(found, _gpus(taken))
     known.learn(taken.entries, nvml)
     return recording.Recording(
@@ -310,11 +312,10 @@ def _device_nodes(dev: Path) -> list[str]:
     return [name for name in found if name.isascii() and name.isprintable()]
 
 
-def _loaded() -> object | None:
-    try:
-        return ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
+def _loaded(driver_root: Path) -> object | None:
+    with contextlib.suppress(errors.SourceError, OSError):
+        return nvml.load_library(driver_root) or ctypes.CDLL("libnvidia-ml.so.1")
+    return None
 
 
 def _gpus(taken: _Taken) -> list[PciAddress]:

@@ -7,7 +7,11 @@ import gzip
 import os
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -15,12 +19,17 @@ from driver import options
 from driver.cli import parameters, source
 from driver.errors import DriverError
 
-OPTIONS = ("sysfs", "procfs", "dev")
+OPTIONS = ("sysfs", "procfs", "dev", "driver-root", "driver-root-mount")
+
+TIMEOUT_S = 300.0
+"""A node with 16 GPUs and 400 CPUs has ten thousand files, of which some take a millisecond; NVML may take seconds for a GPU."""
 
 TOLD = (
-    "Serial numbers, MAC addresses, GUIDs, UUIDs and the boot id were replaced by pseudonyms; host names, network addresses"
-    " and vital product data were not read. Look through the file before you give it away."
+    "Serial numbers, MAC addresses, GUIDs, UUIDs, the boot id and vital product data were replaced by pseudonyms; host names and"
+    " network addresses were not taken. Look through the file before you give it away."
 )
+
+_T = TypeVar("_T")
 
 
 @click.command(
@@ -55,7 +64,15 @@ def command(file: str, **values: str | None) -> None:
     chosen = [option for option in options.OPTIONS if option.name in OPTIONS]
     parsed = options.parse_given(chosen, parameters.given(values))
     source.require_roots(parsed)
-    captured = capture.capture(sys=parsed["sysfs"], proc=parsed["procfs"], dev=parsed["dev"])
+    captured = within(
+        TIMEOUT_S,
+        lambda: capture.capture(
+            sys=parsed["sysfs"],
+            proc=parsed["procfs"],
+            dev=parsed["dev"],
+            driver_root=parsed.get("driver_root_mount", parsed["driver_root"]),
+        ),
+    )
     data = recording.dump(captured)
     if file == "-":
         sys.stdout.flush()
@@ -66,6 +83,27 @@ def command(file: str, **values: str | None) -> None:
     nvml = f"{gpus} GPUs from NVML" if captured.nvml is not None else "no NVML on this machine"
     where = "standard output" if file == "-" else file
     click.echo(f"Captured {len(captured.files)} files, {nvml}, to {where}. {TOLD}", err=True)
+
+
+def within(seconds: float, work: Callable[[], _T]) -> _T:
+    """What `work` gives, in so many seconds. Raises DriverError when that is over: a file of a broken device and NVML may hold
+    who reads them for ever, and nothing can be done about that but to end without them.
+    """
+    outcome: futures.Future[_T] = futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as err:  # noqa: BLE001 - it is raised again where it is waited for
+            outcome.set_exception(err)
+
+    threading.Thread(target=run, name="capture", daemon=True).start()
+    try:
+        return outcome.result(timeout=seconds)
+    except futures.TimeoutError:
+        raise DriverError(
+            f"The machine was not read in {seconds:.0f} s: a device or NVML does not answer; see the kernel log"
+        ) from None
 
 
 def _write(path: Path, data: bytes) -> None:

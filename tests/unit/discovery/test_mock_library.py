@@ -97,7 +97,8 @@ def test_both_sides_agree_about_numbers() -> None:
     assert abi.version_of(abi.FabricInfoV3) == pynvml.nvmlGpuFabricInfo_v3
     for name, value in abi.ARCHITECTURES.items():
         assert getattr(pynvml, f"NVML_DEVICE_ARCH_{name.upper()}") == value
-    for name, value in abi.NVLINK_VERSIONS.items():  # as nvml.h has it, or the kernel driver, which is one higher from 2.2 on
+    for name, value in abi.NVLINK_VERSIONS.items():
+        # As nvml.h has it, or one higher as the kernel driver.
         number = getattr(pynvml, f"NVML_NVLINK_VERSION_{name.replace('.', '_')}")
         assert value in (number, number + 1)
     for name in ("UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NOT_FOUND", "INSUFFICIENT_SIZE", "TIMEOUT",
