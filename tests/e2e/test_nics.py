@@ -6,16 +6,18 @@
 - two pairs in a claim, one constraint each; one constraint over all four asks for more than the machine has
 - every GPU with the NIC of its host bridge
 - a derived attribute where the gate is off: the server drops it, and the pod waits
-- the examples for users
+- the examples for users: pairs, a whole node
+- eight pairs, where one NIC is taken: how long the scheduler tries before it says so, written three ways
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.kit import examples, given, left, make, nics, wiring
+from tests.e2e.kit import examples, given, left, make, nics, page, wiring
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
@@ -60,6 +62,12 @@ def pair(space: Space, pod: str, gpu: str = "gpu", of: str = "nic") -> tuple[str
     return device, inventory.address_of(name)
 
 
+def nics_of(space: Space, pod: str) -> tuple[str, ...]:
+    """Addresses of the NICs that the pod of an example got."""
+    results = space.claim_of(pod, "gpus")["status"]["allocation"]["devices"]["results"]
+    return tuple(inventory.address_of(item["device"]) for item in results if item["driver"] == inventory.DRIVER)
+
+
 def test_a_gpu_and_a_nic_of_one_host_bridge(site: Site, space: Space, machine: wiring.Wiring) -> None:
     published = site.api.items("ResourceSlice", fields=f"spec.nodeName={site.node_name}")
     assert {item["spec"]["driver"]: len(item["spec"]["devices"]) for item in published} == {
@@ -99,11 +107,11 @@ def test_a_gpu_and_a_nic_of_one_numa_node(site: Site, space: Space, machine: wir
 
 
 def test_two_pairs_in_a_claim(site: Site, space: Space, machine: wiring.Wiring) -> None:
-    given.ask(
-        *(space, "wrong", make.request("gpu", count=2), nic("nic-0"), nic("nic-1")),
-        constraints=[make.match(PCIE_ROOT)],
-    )
-    space.pending("wrong", saying=NO_ROOM)
+    with examples.applied(space, "two-pairs-of-gpu-and-nic"):  # brings the class
+        space.delete("Pod", "two-pairs-of-gpu-and-nic")
+        requests, constraints = page.wrong("one constraint over two GPUs and two NICs")
+        given.ask(space, "wrong", *requests, constraints=constraints)
+        space.pending("wrong", saying=NO_ROOM)
     given.ask(
         *(space, "right", make.request("gpu-0"), make.request("gpu-1"), nic("nic-0"), nic("nic-1")),
         constraints=[
@@ -139,12 +147,53 @@ def test_a_derived_attribute_where_the_gate_is_off(space: Space) -> None:
     space.pending("p", saying=NO_ROOM)
 
 
-@pytest.mark.parametrize(("name", "pairs"), [("a-gpu-and-the-nic-beside-it", 1), ("two-pairs-of-gpu-and-nic", 2)])
-def test_the_examples(site: Site, space: Space, machine: wiring.Wiring, name: str, pairs: int) -> None:
+PAIRS = {
+    "a-gpu-and-the-nic-beside-it": 1,
+    "a-gpu-and-its-nic-by-address": 1,
+    "two-pairs-of-gpu-and-nic": 2,
+    "eight-pairs-of-gpu-and-nic": 8,
+}
+
+
+@pytest.mark.parametrize(("name", "pairs"), PAIRS.items())
+def test_examples_of_pairs(site: Site, space: Space, machine: wiring.Wiring, name: str, pairs: int) -> None:
     with examples.applied(space, name):
         gpus = given.devices(site, space, name, "gpus")
-    results = space.claim_of(name, "gpus")["status"]["allocation"]["devices"]["results"]
-    found = [inventory.address_of(item["device"]) for item in results if item["driver"] == inventory.DRIVER]
+    found = nics_of(space, name)
     assert len(gpus) == len(found) == pairs
     for gpu in gpus:
         assert any(machine.gpu(gpu).shares_switch(machine.nic(address)) for address in found)
+
+
+def test_the_example_of_a_whole_node(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    name = "all-gpus-and-nics-of-a-node"
+    with examples.applied(space, name):
+        gpus = given.devices(site, space, name, "gpus")
+    assert set(gpus) == {gpu.gpu for gpu in machine.gpus}
+    verbs = {nic.address: inventory.character_devices(site.disk.machine, nic.address) for nic in machine.nics}
+    assert set(nics_of(space, name)) == {address for address, nodes in verbs.items() if nodes}
+    assert set(nics_of(space, name)) < verbs.keys()
+
+
+def test_eight_pairs_where_a_nic_is_taken(
+    site: Site, space: Space, machine: wiring.Wiring, record_property: Callable[[str, object], None]
+) -> None:
+    numbers = range(len(machine.gpus))
+    rail = f'device.attributes["{site.disk.driver}"].?rail.orValue(-1) == {{}}'
+    gpus = [make.request(f"gpu-{n}") for n in numbers]
+    pairs = [nic(f"nic-{n}") for n in numbers]
+    told = [make.request(f"gpu-{n}", where=rail.format(n)) for n in numbers]
+    ways = {
+        "each GPU told by its rail": [request for pair in zip(told, pairs, strict=True) for request in pair],
+        "each GPU, then its NIC": [request for pair in zip(gpus, pairs, strict=True) for request in pair],
+        "all GPUs first": [*gpus, *pairs],
+    }
+    (paired, *_) = (item["attributes"]["nicPciBusID"]["string"] for item in site.agent.devices())
+    given.get(site, space, "holder", nic(where=f'device.attributes["{inventory.DRIVER}"].pciAddress == "{paired}"'))
+    for number, (way, requests) in enumerate(ways.items()):
+        matches = [make.match(PCIE_ROOT, f"gpu-{n}", f"nic-{n}") for n in numbers]
+        began = time.monotonic()
+        given.ask(space, f"p{number}", *requests, constraints=matches)
+        space.pending(f"p{number}")
+        record_property(f"{way}: pod said to wait after", f"{time.monotonic() - began:.1f} s")
+        space.delete("Pod", f"p{number}")

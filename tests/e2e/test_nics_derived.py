@@ -4,7 +4,8 @@
 Gate DRADerivedAttributes (alpha in 1.37). Our `nicPciBusID` is compared with dranet's `pciAddress`.
 
 - the NIC on the GPU's switch, for each GPU of a DGX H100; the example for users
-- where no NIC shares a host bridge with a GPU: nothing by pcieRoot, the pair by the derived attribute
+- where no NIC shares a host bridge with a GPU: nothing by pcieRoot, the pair by the derived attribute, and by what the examples for
+  users say instead
 - an expression that fails is said in the pod; one that nothing uses is refused
 """
 
@@ -23,6 +24,7 @@ from tests.e2e.nicdriver import inventory
 DERIVED = "derived/nic"
 OURS = f'device.attributes["{make.CLASS}"].?nicPciBusID.orValue("none")'
 THEIRS = f'device.attributes["{inventory.DRIVER}"].pciAddress'
+NUMA_NODE = "resource.kubernetes.io/numaNode"
 NO_ROOM = "cannot allocate all claims"
 
 
@@ -117,3 +119,20 @@ def test_no_host_bridge_is_shared(site: Site, space: Space, machine: wiring.Wiri
     for gpu, address in pairs:
         assert machine.gpu(gpu).numa == machine.nic(address).numa, (gpu, address)
         assert inventory.character_devices(site.disk.machine, address)
+
+
+@pytest.mark.machine("gb200-tray")
+def test_examples_where_no_host_bridge_is_shared(site: Site, space: Space, machine: wiring.Wiring) -> None:
+    given.get(site, space, "holder", make.request(count=2), constraints=[make.match(NUMA_NODE)])
+    near = "a-gpu-and-a-nic-of-its-numa-node"
+    with examples.applied(space, near):
+        (gpu,) = given.devices(site, space, near, "gpus")
+        (nic,) = space.devices(near, "gpus", request="nic")
+    assert machine.gpu(gpu).numa == machine.nic(inventory.address_of(nic)).numa == 1
+    space.delete("Pod", near)
+    exact = "a-gpu-and-its-nic-by-address"
+    paired = {item["name"]: item["attributes"]["nicPciBusID"]["string"] for item in site.agent.devices()}
+    with examples.applied(space, exact, replace={"0000:18:00.0": paired[gpu]}):
+        assert given.devices(site, space, exact, "gpus") == (gpu,)
+        (nic,) = space.devices(exact, "gpus", request="nic")
+    assert inventory.address_of(nic) == paired[gpu]

@@ -7,7 +7,8 @@
 - a GPU that is lost and that nobody has leaves the slice on both;
 - what the server drops and refuses is what the stand-in of the same release does;
 - attributes that are lists, which the configuration asks for and neither server takes: published as one number, and that is said.
-- the slices of every machine are accepted, with all their fields.
+- the slices of every machine are accepted, with all their fields;
+- the examples for users are taken whole, but for those of which the page says which release they need.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from discovery.address import parse
 from discovery.mock import faults
 from discovery.mock.fault import Fault, Kind
 from driver.kube import client
-from tests.e2e.kit import accepted, configfile, machines, make, waiting
+from tests.e2e.kit import accepted, configfile, examples, machines, make, waiting
 from tests.e2e.kit.node import Gpu
 from tests.e2e.kit.sites import Site, Sites
 from tests.e2e.kit.space import Space
 from tests.fakes import server_cases
 
 KEEPS_TAINTS = {"1.35": False, "1.36": True}
+NOT_TAKEN = {
+    "1.35": {"extended-resource", "two-gpus-apart", "the-exact-nic"},
+    "1.36": {"the-exact-nic"},
+}
 QUICK = {"NEARFIELD_PROBE_INTERVAL": "1s"}
 
 
@@ -136,3 +141,7 @@ def test_lists_are_published_as_what_the_server_keeps(site: Site, space: Space) 
 
 def test_the_slices_of_every_machine_are_accepted(site: Site) -> None:
     accepted.require(site, *machines.names())
+
+
+def test_examples_are_taken_whole(site: Site, space: Space, release: str) -> None:
+    assert {name for name in examples.names() if not accepted.whole(space, examples.load(name))} == NOT_TAKEN[release]

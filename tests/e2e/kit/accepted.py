@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an API server takes the slices of a machine as they are."""
+"""Whether an API server takes objects as they are: slices of a machine, claims of an example."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
 
 import yaml
 
 from tests.e2e.kit import machines
-from tests.e2e.kit.api import Json
+from tests.e2e.kit.api import KINDS, ApiError, Json
 from tests.e2e.kit.sites import Site
+from tests.e2e.kit.space import Space
 
 
 def require(site: Site, *names: str) -> None:
@@ -23,3 +27,27 @@ def require(site: Site, *names: str) -> None:
     text = yaml.safe_dump_all(sent)
     answered = site.cluster.kubectl("create", "--dry-run=server", "-o", "yaml", "-f", "-", stdin=text)
     assert [item["spec"] for item in yaml.safe_load_all(answered)] == [item["spec"] for item in sent]
+
+
+def whole(space: Space, objects: Sequence[Json]) -> bool:
+    """Whether the server would make all of these, with all that is said in them."""
+    for body in objects:
+        create = space.create if KINDS[body["kind"]].namespaced else space.api.create
+        try:
+            made = create(body, dry_run=True)
+        except ApiError as error:
+            if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise
+            return False
+        if not _kept(body["spec"], made["spec"]):
+            return False
+    return True
+
+
+def _kept(sent: object, made: object) -> bool:
+    """What was sent is there; what the server added does not count."""
+    if isinstance(sent, dict) and isinstance(made, dict):
+        return all(key in made and _kept(value, made[key]) for key, value in sent.items())
+    if isinstance(sent, list) and isinstance(made, list):
+        return len(sent) == len(made) and all(_kept(*pair) for pair in zip(sent, made, strict=True))
+    return str(sent) == str(made)  # a quantity may be written as a number

@@ -53,6 +53,7 @@ KINDS: Mapping[str, Kind] = {
     "Secret": Kind("v1", "secrets"),
     "ConfigMap": Kind("v1", "configmaps"),
     "ServiceAccount": Kind("v1", "serviceaccounts"),
+    "ResourceQuota": Kind("v1", "resourcequotas"),
     "DaemonSet": Kind("apps/v1", "daemonsets"),
     "Deployment": Kind("apps/v1", "deployments"),
     "Job": Kind("batch/v1", "jobs"),

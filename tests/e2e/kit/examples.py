@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -27,9 +27,13 @@ def comment(name: str) -> str:
     return "\n".join(line.removeprefix("# ") for line in lines[1:] if line.startswith("#"))
 
 
-def load(name: str) -> list[Json]:
-    """The objects of an example."""
-    objects: list[Json] = list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
+def load(name: str, *, replace: Mapping[str, str] | None = None) -> list[Json]:
+    """The objects of an example. `replace`: text of it -> what a user puts there."""
+    text = (FOLDER / f"{name}.yaml").read_text()
+    for old, new in (replace or {}).items():
+        assert old in text, old
+        text = text.replace(old, new)
+    objects: list[Json] = list(yaml.safe_load_all(text))
     for body in objects:
         if body["kind"] == "Pod":
             body["spec"] |= {"terminationGracePeriodSeconds": 1, "automountServiceAccountToken": False}
@@ -39,13 +43,14 @@ def load(name: str) -> list[Json]:
 
 
 @contextlib.contextmanager
-def applied(space: Space, name: str) -> Iterator[None]:
+def applied(space: Space, name: str, *, replace: Mapping[str, str] | None = None) -> Iterator[None]:
     """The example in a namespace; what belongs to none of it goes at the end."""
-    classes = [body for body in load(name) if body["kind"] == "DeviceClass"]
+    objects = load(name, replace=replace)
+    classes = [body for body in objects if body["kind"] == "DeviceClass"]
     try:
         for body in classes:
             space.api.create(body)
-        space.create(*(body for body in load(name) if body["kind"] != "DeviceClass"))
+        space.create(*(body for body in objects if body["kind"] != "DeviceClass"))
         yield
     finally:
         for body in classes:

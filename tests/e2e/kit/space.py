@@ -46,11 +46,12 @@ class Space:
         """Give the namespace labels."""
         self.api.patch("Namespace", self.name, {"metadata": {"labels": dict(labels)}})
 
-    def create(self, *bodies: Json) -> Json:
+    def create(self, *bodies: Json, dry_run: bool = False) -> Json:
         """Make objects here; the last one as the server stored it."""
         stored: Json = {}
         for body in bodies:
-            stored = self.api.create({**body, "metadata": {**body["metadata"], "namespace": self.name}})
+            here = {**body, "metadata": {**body["metadata"], "namespace": self.name}}
+            stored = self.api.create(here, dry_run=dry_run)
         return stored
 
     def get(self, kind: str, name: str) -> Json:
