@@ -140,9 +140,9 @@ def read_bridge(read: ConfigReader) -> Registers:
         return Registers(port=ConfigGap.CONVENTIONAL, identity=identity, redirects=False)
     if len(config) == UNPRIVILEGED_CONFIG_BYTES:
         return Registers(port=ConfigGap.RESTRICTED, identity=identity)
-    capabilities, complete = _capabilities(config)
-    subsystem = capabilities.get(_SUBSYSTEM)
-    express = capabilities.get(_PCI_EXPRESS)
+    places, complete = capabilities(config)
+    subsystem = places.get(_SUBSYSTEM)
+    express = places.get(_PCI_EXPRESS)
     port: PortType | ConfigGap = ConfigGap.CONVENTIONAL if complete else ConfigGap.MALFORMED
     if express is not None:
         (flags,) = struct.unpack_from("<H", config, express + 2)
@@ -157,7 +157,7 @@ def read_bridge(read: ConfigReader) -> Registers:
     )
 
 
-def _capabilities(config: bytes) -> tuple[dict[int, int], bool]:
+def capabilities(config: bytes) -> tuple[dict[int, int], bool]:
     """Where each capability stands, the first of a kind, and whether the list came to its end."""
     places: dict[int, int] = {}
     at = config[_CAPABILITY_POINTER] & 0xFC

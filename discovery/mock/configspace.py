@@ -8,6 +8,7 @@ bytes, with error reporting at 0x100 and those services at 0x150. BARs are zero:
 
 from __future__ import annotations
 
+from discovery import pcie
 from discovery.mock.pcitree import Function
 
 SIZE = 256
@@ -24,6 +25,9 @@ _ACCESS_CAPABLE = 0x001F
 """Source validation, translation blocking, request and completion redirect, upstream forwarding."""
 _ACCESS_REDIRECTING = 0x001D
 """What the kernel turns on (pci_std_enable_acs, drivers/pci/pci.c)."""
+_PCI_EXPRESS = 0x10
+_LINK_STATUS = 0x12
+_WIDTH = 0x3F0
 _EXPRESS_VERSION = 2
 _SLOT_IMPLEMENTED = 1 << 8
 _HOT_PLUG = 1 << 1 | 1 << 5 | 1 << 6  # power controller, surprise removal, hot-plug
@@ -67,17 +71,29 @@ def config(function: Function, *, multifunction: bool) -> bytes:
     return bytes(space)
 
 
+def with_link_width(config: bytes, width: int) -> bytes:
+    """A configuration space whose link status (7.5.3.8) says another width; as it was where it has no such register."""
+    places, _ = pcie.capabilities(config)
+    at = places.get(_PCI_EXPRESS, len(config)) + _LINK_STATUS
+    if at + 2 > len(config):
+        return config
+    space = bytearray(config)
+    status = int.from_bytes(space[at : at + 2], "little")
+    _put(space, at, 2, status & ~_WIDTH | width << 4 & _WIDTH)
+    return bytes(space)
+
+
 def _express(space: bytearray, function: Function) -> None:
     port_type = int(function.port_type)
     flags = _EXPRESS_VERSION | port_type << 4 | (_SLOT_IMPLEMENTED if port_type in _DOWNWARD else 0)
-    _put(space, _EXPRESS, 1, 0x10)
+    _put(space, _EXPRESS, 1, _PCI_EXPRESS)
     _put(space, _EXPRESS + 2, 2, flags)
     if function.hot_plug is not None:
         number = int(function.hot_plug) if function.hot_plug.isdecimal() else 0
         _put(space, _EXPRESS + 0x14, 4, _HOT_PLUG | (number % _SLOT_NUMBERS) << 19)
     if function.link is not None:
         _put(space, _EXPRESS + 0x0C, 4, function.link.max_generation | function.link.max_width << 4)
-        _put(space, _EXPRESS + 0x12, 2, function.link.generation | function.link.width << 4)
+        _put(space, _EXPRESS + _LINK_STATUS, 2, function.link.generation | function.link.width << 4)
         _put(space, _EXPRESS + 0x2C, 4, ((1 << function.link.max_generation) - 1) << 1)
 
 

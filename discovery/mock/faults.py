@@ -16,7 +16,7 @@ from pathlib import Path
 from discovery import address
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import cpulists, fault, hotplug, live, procnet, recording, treefiles, ueventsocket
+from discovery.mock import configspace, cpulists, fault, hotplug, live, procnet, recording, treefiles, ueventsocket
 from discovery.mock.fault import Fault, Kind, Placed
 from discovery.mock.recording import Entry, Link
 
@@ -194,8 +194,18 @@ def _link_down(tree: recording.Tree, _item: Fault, directory: str | None) -> dic
     return changed
 
 
-def _narrow_link(_tree: recording.Tree, item: Fault, directory: str | None) -> dict[str, Entry | None]:
-    return {f"{directory}/current_link_width": f"{item.width}\n"}
+def _narrow_link(tree: recording.Tree, item: Fault, directory: str | None) -> dict[str, Entry | None]:
+    """Both ends of the link tell the same, in their attribute and in their configuration space."""
+    assert directory is not None
+    assert item.width is not None
+    changed: dict[str, Entry | None] = {}
+    for end in (directory, posixpath.dirname(directory)):
+        if f"{end}/current_link_width" in tree.files:
+            changed[f"{end}/current_link_width"] = f"{item.width}\n"
+            config = tree.files.get(f"{end}/config")
+            if isinstance(config, bytes):
+                changed[f"{end}/config"] = configspace.with_link_width(config, item.width)
+    return changed
 
 
 def _numa_unknown(tree: recording.Tree, _item: Fault, directory: str | None) -> dict[str, Entry | None]:

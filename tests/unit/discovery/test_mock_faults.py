@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -118,9 +119,12 @@ def test_a_nic_whose_link_is_down(machine: Path) -> None:
 def test_an_nvlink_that_is_down(machine: Path) -> None:
     faults.apply(machine, [Fault(kind=Kind.LINK_DOWN, target=GPU0, link=2)])
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    far = pynvml.nvmlDeviceGetHandleByIndex(1)
     assert [pynvml.nvmlDeviceGetNvLinkState(handle, link) for link in range(4)] == [1, 1, 0, 1]
+    assert [pynvml.nvmlDeviceGetNvLinkState(far, link) for link in range(4)] == [1, 1, 0, 1]
     faults.apply(machine, [Fault(kind=Kind.LINK_DOWN, target=GPU0)])
-    assert [pynvml.nvmlDeviceGetNvLinkState(handle, link) for link in range(4)] == [0, 0, 0, 0]
+    for end in (handle, far):
+        assert [pynvml.nvmlDeviceGetNvLinkState(end, link) for link in range(4)] == [0, 0, 0, 0]
 
 
 def test_a_link_that_is_narrow(machine: Path) -> None:
@@ -128,7 +132,13 @@ def test_a_link_that_is_narrow(machine: Path) -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(1)
     assert pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle) == 4
     assert pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle) == 16
-    assert (machine / f"sys/bus/pci/devices/{GPU1}/current_link_width").read_text() == "4\n"
+    function = (machine / f"sys/bus/pci/devices/{GPU1}").resolve()
+    for end in (function, function.parent):
+        assert (end / "current_link_width").read_text() == "4\n"
+        (status,) = struct.unpack_from("<H", (end / "config").read_bytes(), 0x60 + 0x12)
+        assert status >> 4 & 0x3F == 4
+    faults.apply(machine, [])
+    assert (function.parent / "current_link_width").read_text() == "16\n"
 
 
 def test_no_numa_node_is_named(machine: Path) -> None:
