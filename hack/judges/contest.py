@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 from driver.publish import attributes
-from hack.judges import nodes, upstream, workload
+from hack.judges import nodes, workload
 
 LEVELS: Mapping[str, str] = {
     "pairs": attributes.ALIGNED_PAIR,
@@ -34,12 +35,22 @@ class Outcome:
     refused: float
 
 
+class Allocator(Protocol):
+    """Who gets what, as `upstream.Allocator` answers it."""
+
+    def load(self, slices: Sequence[Mapping[str, Any]], classes: Sequence[Mapping[str, Any]]) -> None:
+        """From now on the node has these slices."""
+
+    def fit(self, claim: Mapping[str, Any], held: Iterable[str]) -> tuple[str, ...] | None:
+        """The names of the devices that the claim would get while these are held; None where it does not fit."""
+
+
 class Offered:
     """A node whose devices are offered in one order. Answers are upstream's; what was asked before is remembered, as an answer
     depends on nothing but the order, the claim and what is held.
     """
 
-    def __init__(self, node: nodes.Node, order: nodes.Order, allocator: upstream.Allocator) -> None:
+    def __init__(self, node: nodes.Node, order: nodes.Order, allocator: Allocator) -> None:
         self.node = node
         self._slices = node.slices(order)
         self._allocator = allocator

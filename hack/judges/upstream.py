@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's allocator as a child process: what kube-scheduler would give which claim on one node. See upstream/main.go."""
+"""Upstream's allocator as a child process: what kube-scheduler would give which claim on one node. See scheduler/main.go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from hack.tools import cache, golang
 from hack.tools.errors import ToolError
 
-SOURCES = Path(__file__).resolve().parent / "upstream"
+SOURCES = Path(__file__).resolve().parent / "scheduler"
 
 Body = Mapping[str, Any]
 """An object of the API as JSON."""
@@ -74,7 +74,7 @@ def build() -> Path:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
-    program = cache.folder() / "judges" / f"upstream-{digest.hexdigest()[:16]}"
+    program = cache.folder() / "judges" / f"scheduler-{digest.hexdigest()[:16]}"
     if program.exists():
         return program
     go = golang.command(module=SOURCES)

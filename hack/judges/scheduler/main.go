@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Upstream answers for one node what kube-scheduler 1.37 would allocate: upstream's own allocator behind lines of JSON.
+// Scheduler answers for one node what kube-scheduler 1.37 would allocate: upstream's own allocator behind lines of JSON.
 //
 // A question a line on stdin, an answer a line on stdout, in the same order:
 //
@@ -87,7 +87,7 @@ type node struct {
 
 func main() {
 	if err := serve(os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "upstream:", err)
+		fmt.Fprintln(os.Stderr, "scheduler:", err)
 		os.Exit(1)
 	}
 }

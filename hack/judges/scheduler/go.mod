@@ -1,4 +1,4 @@
-module nearfield.dev/hack/judges/upstream
+module nearfield.dev/hack/judges/scheduler
 
 go 1.26.0
 
