@@ -189,7 +189,7 @@ def _nics(snapshot: model.Snapshot) -> Iterator[str]:
             between = None if near is None else pairing.distance(gpu.pci, near, ports)
             if between is None or between[0] is not gpu.nic.distance:
                 yield f"{gpu.address}: the path to {tie} is not {gpu.nic.distance}"
-            elif tie == gpu.nic.address and between[1] != gpu.nic.data_direct:
+            elif tie == gpu.nic.address and (between[1] and between[1].address) != gpu.nic.data_direct:
                 yield f"{gpu.address}: {gpu.nic.data_direct} is not what makes its NIC so near"
         if chosen is not None and gpu.nic.rail != chosen.rail:
             yield f"{gpu.address}: its rail {gpu.nic.rail} is not that of its NIC"

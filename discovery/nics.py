@@ -91,29 +91,28 @@ def pair(
 
 def distance(
     gpu: model.PciFunction, nic: model.Nic, ports: topology.Ports
-) -> tuple[model.PathClass, PciAddress | None]:
+) -> tuple[model.PathClass, model.PciFunction | None]:
     """How far a NIC is from a GPU, and its Data Direct function if that is what is so near."""
     own = topology.path_class(gpu, nic.pci, ports)
     if nic.data_direct is not None:
         other = topology.path_class(gpu, nic.data_direct, ports)
         if topology.NEARNESS[other] < topology.NEARNESS[own]:
-            return other, nic.data_direct.address
+            return other, nic.data_direct
     return own, None
 
 
 def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -> _Near | None:
-    distances = [(*distance(gpu.pci, nic, ports), nic.address) for nic in nics]
+    distances = [(*distance(gpu.pci, nic, ports), nic) for nic in nics]
     known = [item for item in distances if item[0] is not model.PathClass.UNKNOWN]
     if not known:
         return None
     nearest = min((path_class for path_class, _, _ in known), key=topology.NEARNESS.__getitem__)
     ties = [(nic, by) for path_class, by, nic in known if path_class is nearest]
-    functions = {pci.address: pci for nic in nics for pci in (nic.pci, nic.data_direct) if pci is not None}
     return _Near(
         distance=nearest,
-        ties=tuple(nic for nic, _ in ties),
-        data_direct={nic: by for nic, by in ties if by is not None},
-        shared={nic: _shared(gpu.pci, functions[by or nic]) for nic, by in ties},
+        ties=tuple(nic.address for nic, _ in ties),
+        data_direct={nic.address: by.address for nic, by in ties if by is not None},
+        shared={nic.address: _shared(gpu.pci, by or nic.pci) for nic, by in ties},
     )
 
 
