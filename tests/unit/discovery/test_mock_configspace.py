@@ -75,3 +75,27 @@ def test_the_link_is_what_sysfs_says() -> None:
 def test_a_device_of_several_functions_says_so() -> None:
     config = _config(mockmachine.NIC, ("connectx-7-400g-ib", "connectx-7-200g-dual"))
     assert config[0x0E] == 0x80
+
+
+def test_ports_say_what_they_redirect() -> None:
+    """Root ports and downstream ports have access control services; the host says what they do, a slot otherwise."""
+    redirecting = (
+        "rootPort: intel-sapphire-rapids-root-port",
+        "rootPort: intel-sapphire-rapids-root-port, acsRedirect: true",
+    )
+    but_one = ("{nic: connectx-7-400g-ib}", "{nic: connectx-7-400g-ib, acsRedirect: false}")
+    ports = ("0000:15:01.0", "0000:17:00.0", "0000:17:02.0")
+    for changes, expected in (
+        ((), (False,) * 3),
+        ((redirecting,), (True,) * 3),
+        ((redirecting, but_one), (True, True, False)),
+    ):
+        configs = [_config(pci, *changes) for pci in ports]
+        assert {len(config) for config in configs} == {configspace.EXTENDED_SIZE}
+        assert tuple(pcie.read_bridge(pcitree.reader(config)).redirects for config in configs) == expected
+    assert len(_config("0000:16:00.0")) == configspace.SIZE
+
+
+def test_the_subsystem_of_a_bridge_is_where_the_prober_looks() -> None:
+    assert pcie.read_bridge(pcitree.reader(_config("0000:16:00.0"))).subsystem == (0x1000, 0x100B)
+    assert pcie.read_bridge(pcitree.reader(_config("0000:15:01.0"))).subsystem is None
