@@ -329,7 +329,8 @@ def _all(inside: list[_Pci]) -> Iterator[_Pci]:
 
 
 def _device(pci: _Pci) -> overlay.Device:
-    return overlay.Device(address=pci.address, line=pci.line)
+    base_class = None if pci.class_code is None else int(pci.class_code[:4], 16)
+    return overlay.Device(address=pci.address, line=pci.line, base_class=base_class)
 
 
 def _clean(text: str) -> str:

@@ -130,6 +130,11 @@ class _Held:
                     device.line,
                     f"{device.address} is a virtual function of {where}: name that one, it counts for all",
                 )
+            elif device.base_class is not None and device.base_class != function.class_code >> 16:
+                classes = (
+                    f"class 0x{device.base_class:02x} here and class 0x{function.class_code >> 16:02x} on this machine"
+                )
+                yield device.line, f"{device.address} is of {classes}"
         for rail in self._machine.rails:
             if rail.nic in self._functions and self._kinds[rail.nic] != "NIC":
                 yield rail.line, f"{rail.nic} is no NIC but {_with_article(self._kinds[rail.nic])}"

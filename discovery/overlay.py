@@ -22,10 +22,11 @@ MAX_DEVICES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A PCI function, and the line that names it."""
+    """A PCI function, and the line that names it. `base_class`: the PCI base class that the document takes it for, if it says."""
 
     address: PciAddress
     line: int
+    base_class: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,10 @@ from driver.publish import health, publisher
 logger = logging.getLogger(__name__)
 
 
+_OVERLAY_PROBLEMS = ("overlay-refused", "overlay-unknown-device")
+"""Findings that a person has to mend in a file; the agent serves meanwhile."""
+
+
 class AgentState:
     """Reads the parts when asked; keeps nothing but the parts."""
 
@@ -85,6 +89,7 @@ class AgentState:
         hardware = self._hardware.state()
         if hardware.error is not None:
             notes.append(hardware.error)
+        notes += _overlay_problems(hardware.snapshot)
         if (problem := self._node_spec.problem()) is not None:
             notes.append(f"No container can get a GPU: {problem}")
         return not missing, [*missing, *notes]
@@ -119,6 +124,15 @@ class AgentState:
             record_error=record_error,
             picture=draw.svg(hardware.snapshot) if hardware.snapshot is not None else "",
         )
+
+
+def _overlay_problems(snapshot: model.Snapshot | None) -> list[str]:
+    """What a person wrote in the overlay and does not hold on this machine."""
+    return [
+        f"{finding.subject}: {finding.message}"
+        for finding in (snapshot.findings if snapshot is not None else ())
+        if finding.code in _OVERLAY_PROBLEMS
+    ]
 
 
 class HealthObserver(Protocol):

@@ -22,7 +22,8 @@ def command() -> None:
     short_help="Check a file, and print what is in effect.",
     help="""Check a configuration file as the agent would, and print what is in effect.
 
-    FILE may be - for standard input. Exit status 2, with a line for each problem, where the agent would not start.""",
+    FILE may be - for standard input. Exit status 2, with a line for each problem, where the agent would not start. The overlay
+    that a file names is read too; whether it fits a machine, `nearfield topo --overlay` says there.""",
     epilog="""\b
     Examples:
       nearfield config check agent.yaml
@@ -35,7 +36,7 @@ def check(file: Path, output_format: output.Format | None) -> None:
     """Print the effective configuration."""
     from discovery import document
     from discovery.errors import DocumentError
-    from driver import configfile
+    from driver import configfile, overlay
     from driver.errors import ConfigError
 
     if file == Path("-"):
@@ -46,6 +47,7 @@ def check(file: Path, output_format: output.Format | None) -> None:
             raise ConfigError(str(err)) from err
     else:
         effective = configfile.load(file)
+        overlay.load(None, effective)
     form = output.Format.JSON if output_format is output.Format.JSON else output.Format.YAML
     output.write_document(configfile.to_json(effective), form)
 
@@ -53,14 +55,18 @@ def check(file: Path, output_format: output.Format | None) -> None:
 @command.command(
     "schema",
     short_help="Print the JSON Schema of the file.",
-    help="""Print the JSON Schema of the configuration file, for editors and other checkers.""",
+    help="""Print the JSON Schema of the configuration file, or of an overlay, for editors and other checkers.""",
     epilog="""\b
-    Example:
+    Examples:
       nearfield config schema > agent.schema.json
+      nearfield config schema TopologyOverlay > overlay.schema.json
     """,
 )
-def schema() -> None:
+@click.argument("kind", type=click.Choice(["AgentConfig", "TopologyOverlay"]), default="AgentConfig")
+def schema(kind: str) -> None:
     """Print the JSON Schema."""
+    from discovery import overlayfile
     from driver import configfile
 
-    sys.stdout.write(json.dumps(configfile.json_schema(), indent=2) + "\n")
+    built = overlayfile.json_schema() if kind == overlayfile.KIND else configfile.json_schema()
+    sys.stdout.write(json.dumps(built, indent=2) + "\n")
