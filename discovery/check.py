@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from discovery import model, pcie, topology, upward
+from discovery import model, pcie, topology
 from discovery import nics as pairing
 from discovery.address import PciAddress
 
@@ -57,27 +57,31 @@ def _places(snapshot: model.Snapshot) -> Iterator[str]:
     bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
     ports = {address: bridge.port_type for address, bridge in bridges.items()}
     inner = pcie.second_levels(bridges)
-    for pci in functions(snapshot):
-        if pci.narrowest != upward.narrowest(pci, bridges):
-            yield f"{pci.address}: {pci.narrowest} is not the narrowest link above it"
+    for bridge in snapshot.bridges:
+        if bridge.port_type_inferred and (bridge.port_type is None or bridge.redirects is not None):
+            yield f"{bridge.pci.address}: its port type is inferred, and yet {bridge.port_type} or what it redirects is read"
     for pci in itertools.chain(functions(snapshot), (bridge.pci for bridge in snapshot.bridges)):
         where = pci.address
         if len({where, *pci.bridges}) <= len(pci.bridges):
             yield f"{where}: the chain of bridges above it has a loop"
         for depth, above in enumerate(pci.bridges):
-            bridge = bridges.get(above)
-            if bridge is None:
+            near = bridges.get(above)
+            if near is None:
                 continue
-            if bridge.pci.bridges != pci.bridges[:depth] or bridge.pci.host_bridge != pci.host_bridge:
+            if near.pci.bridges != pci.bridges[:depth] or near.pci.host_bridge != pci.host_bridge:
                 yield f"{where}: its bridge {above} stands in another place than its chain says"
         if pci.switch_source is not model.Provenance.OVERLAY and pci.switches != pcie.switches(
             pci.bridges, ports, inner
         ):
             yield f"{where}: its switches are not the upstream ports above it, innermost first"
+        if len(set(pci.switches)) < len(pci.switches):
+            yield f"{where}: a switch stands twice above it"
         if pci.switch != (pci.switches[0] if pci.switches else None):
             yield f"{where}: its switch is not the innermost of its switches"
         if (pci.switch_source is None) != (not pci.switches):
             yield f"{where}: its switches {pci.switches} come from {pci.switch_source}"
+        if pci.narrowest is not None and (pci.narrowest.at not in {where, *pci.bridges} or pci.narrowest.width < 1):
+            yield f"{where}: {pci.narrowest} is no link above it"
         if pci.host_bridge is None and (pci.bridges or pci.pcie_root is not None):
             yield f"{where}: it has bridges or a PCIe root, but no host bridge"
         if pci.pcie_root is not None and where.domain > 0xFFFF:
@@ -175,6 +179,8 @@ def _nics(snapshot: model.Snapshot) -> Iterator[str]:
     for nic in snapshot.nics:
         if nic.data_direct is not None and nic.pci.physical_function is not None:
             yield f"{nic.address}: a virtual function has a Data Direct function"
+        if (nic.rail is None) != (nic.rail_source is None):
+            yield f"{nic.address}: rail {nic.rail} comes from {nic.rail_source}"
     ports = topology.port_types(snapshot.bridges)
     for gpu in snapshot.gpus:
         if gpu.nic is None:

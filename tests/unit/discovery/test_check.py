@@ -77,6 +77,17 @@ def pairing(**changes: object) -> Callable[[model.Snapshot], model.Snapshot]:
     return gpu(change)
 
 
+def nic(**changes: object) -> Callable[[model.Snapshot], model.Snapshot]:
+    return lambda snapshot: replace(snapshot, nics=(replace(snapshot.nics[0], **changes),))  # type: ignore[arg-type]
+
+
+def bridges(**changes: object) -> Callable[[model.Snapshot], model.Snapshot]:
+    return lambda snapshot: replace(
+        snapshot,
+        bridges=(replace(snapshot.bridges[0], **changes), *snapshot.bridges[1:]),  # type: ignore[arg-type]
+    )
+
+
 def grouped(**changes: object) -> Callable[[model.Snapshot], model.Snapshot]:
     return gpu(lambda was: replace(was, groups=replace(was.groups, **changes)))  # type: ignore[arg-type]
 
@@ -96,6 +107,19 @@ FINDING = model.Finding(code="c", severity=model.Severity.INFO, subject="s", mes
         (pci(host_bridge=HostBridge("pci0000:99")), "stands in another place"),
         (pci(switches=(), switch=None), "not the upstream ports"),
         (pci(switch=DOWN), "not the innermost"),
+        (pci(switches=(UP, UP), switch_source=model.Provenance.OVERLAY), "stands twice above it"),
+        (pci(switch_source=None), "come from None"),
+        (pci(switches=(), switch=None), "come from sysfs"),
+        (pci(narrowest=model.LinkLimit(at=at(99), width=16)), "no link above it"),
+        (pci(narrowest=model.LinkLimit(at=UP, width=0)), "no link above it"),
+        (bridges(port_type=None, port_type_inferred=True), "is inferred, and yet"),
+        (bridges(port_type_inferred=True, redirects=False), "is inferred, and yet"),
+        (
+            nic(data_direct=place(7), pci=replace(place(6), physical_function=at(5))),
+            "a virtual function has a Data Direct",
+        ),
+        (nic(data_direct=place(4)), "stands 2 times"),
+        (nic(rail_source=None), "comes from None"),
         (pci(host_bridge=None), "no host bridge"),
         (pci(numa_source=None), "comes from None"),
         (pci(numa_node=-1), "cannot be"),
@@ -119,6 +143,7 @@ FINDING = model.Finding(code="c", severity=model.Severity.INFO, subject="s", mes
         (pairing(ties=()), "not among the nearest"),
         (pairing(distance=model.PathClass.SYS), "is not SYS"),
         (pairing(rail=5), "not that of its NIC"),
+        (pairing(data_direct=at(7)), "is not what makes its NIC so near"),
         (whole(findings=(FINDING, FINDING)), "stands twice"),
     ],
 )

@@ -5,50 +5,93 @@ passes `check`, survives the codec, and is the same when read again; never an ex
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discovery import check, codec, model, probe
+from discovery import check, codec, model, peering, probe, topology
 from discovery.address import parse
+from discovery.mock import vital
 from discovery.options import ProbeOptions
 from tests.fakes import pcitree
 from tests.fakes.nvmllib import FakeGpu, FakeLibrary, FakeLink
 
-KINDS = (pcitree.GPU, pcitree.NIC, pcitree.NVME, {**pcitree.GPU, "class": "0x068000"})
+DATA_DIRECT = {**pcitree.NIC, "device": "0x2100", "class": "0x080100"}
+KINDS = (
+    pcitree.GPU, pcitree.NIC, pcitree.NIC, pcitree.NVME, DATA_DIRECT,
+    {**pcitree.GPU, "class": "0x068000"}, {**pcitree.NIC, "vendor": "0x8086"}, {**pcitree.GPU, "vendor": "0x1002"},
+)  # fmt: skip
+CARDS = [vital.build("card", fields) for fields in ({"V3": "a"}, {"V3": "b", "SN": "1"}, {"SN": "1"}, {"SN": "2"}, {})]
 RUBBISH = st.sampled_from(
     (None, b"", b"\xff\xfe", b"0x", b"-1", b"-7", b"99999999999", b"0x0", b"0-99999999", b"Unknown", b"x" * 5000)
 )
 ATTRIBUTES = (
     "vendor", "device", "class", "subsystem_vendor", "subsystem_device", "numa_node", "local_cpulist", "max_link_width",
-    "current_link_width", "max_link_speed", "current_link_speed", "config",
+    "current_link_width", "max_link_speed", "current_link_speed", "config", "vpd",
 )  # fmt: skip
 SPOILED = st.dictionaries(st.sampled_from(ATTRIBUTES), RUBBISH, max_size=3)
 PORTS = st.sampled_from((None, 0, 4, 5, 6, 7, 9))
+WIDTHS = ("0", "1", "4", "8", "16", "255")
+SPEEDS = ("2.5 GT/s PCIe", "16.0 GT/s PCIe", "64.0 GT/s PCIe", "Unknown", "5 GT/s")
 
 
 @st.composite
-def endpoints(draw: st.DrawFn) -> tuple[int, int, int, dict[str, bytes | None], str | None]:
-    """Kind, function number, NUMA node, attributes that are wrong, driver."""
+def links(draw: st.DrawFn) -> dict[str, str]:
+    """What the kernel says of a link, or a part of it."""
+    names = (
+        st.sampled_from(("max_link_width", "current_link_width")),
+        st.sampled_from(("max_link_speed", "current_link_speed")),
+    )
+    widths = draw(st.dictionaries(names[0], st.sampled_from(WIDTHS)))
+    return widths | draw(st.dictionaries(names[1], st.sampled_from(SPEEDS)))
+
+
+@st.composite
+def bridges(draw: st.DrawFn) -> dict[str, str | bytes | None]:
+    """The attributes of a bridge: port type, access control, subsystem (a part of two levels, too), a link; or wrong ones."""
+    config = bytearray(
+        pcitree.config(
+            draw(PORTS),
+            device=draw(st.sampled_from((0xC010, 0xC030))),
+            subsystem=draw(
+                st.sampled_from((None, (0x1000, 0xA001), (0x1000, 0x0001), (0x1000, 0x1001), (0xFFFF, 0xFFFF)))
+            ),
+            extended=draw(st.booleans()),
+            access=draw(st.sampled_from((None, 0x00, 0x1D, 0x19, 0x20, 0xFFFF))),
+        )
+    )
+    for at, byte in draw(st.lists(st.tuples(st.integers(0, len(config) - 1), st.integers(0, 255)), max_size=4)):
+        config[at] = byte
+    cut = draw(st.sampled_from((None, None, 0, 63, 64, 256)))
+    return {**pcitree.BRIDGE, **draw(links()), "config": bytes(config[:cut]), **draw(SPOILED)}
+
+
+@st.composite
+def endpoints(draw: st.DrawFn) -> tuple[int, int, int, dict[str, str | bytes | None], str | None, bool]:
+    """Kind, function number, NUMA node, other attributes, some of them wrong, driver, whether it is a virtual function."""
+    told: dict[str, str | bytes | None] = {**draw(links()), "vpd": draw(st.sampled_from((None, *CARDS)))}
     return (
         draw(st.integers(0, len(KINDS) - 1)),
         draw(st.sampled_from((0, 0, 0, 1, 7))),
         draw(st.integers(-1, 1)),
-        draw(SPOILED),
-        draw(st.sampled_from(("nvidia", "nvidia", "vfio-pci", "mlx5_core", None))),
+        {**told, **draw(SPOILED)},
+        draw(st.sampled_from(("nvidia", "nvidia", "vfio-pci", "nouveau", "mlx5_core", None))),
+        draw(st.sampled_from((False, False, False, True))),
     )
 
 
 BRANCH: st.SearchStrategy[object] = st.recursive(
-    endpoints(), lambda below: st.tuples(PORTS, SPOILED, st.lists(below, max_size=3)), max_leaves=6
+    endpoints(), lambda below: st.tuples(bridges(), st.lists(below, max_size=3)), max_leaves=6
 )
-MACHINES = st.lists(
-    st.tuples(st.sampled_from(("pci{d}:00", "pci{d}:00/{d}:00:0e.0/pci1{d}:e0", "platform/pci{d}:00", "VMBUS:00/pci{d}:80")), st.lists(BRANCH, max_size=3)),
-    max_size=3,
-)  # fmt: skip
+ROOTS = st.sampled_from(
+    ("pci{d}:00", "pci{d}:00", "pci{d}:00/{d}:00:0e.0/pci1{d}:e0", "platform/pci{d}:00", "VMBUS:00/pci{d}:80")
+)
+MACHINES = st.lists(st.tuples(ROOTS, st.lists(BRANCH, max_size=3)), max_size=3)
 
 
 class Planter:
@@ -62,24 +105,26 @@ class Planter:
     def plant(self, path: str, domain: str, device: int, node: object) -> None:
         self.bus += 1
         assert isinstance(node, tuple)
-        if len(node) == 3:
-            port, spoiled, below = node
+        if len(node) == 2:
+            told, below = node
             place = f"{path}/{domain}:{self.bus:02x}:{device:02x}.0"
-            told: dict[str, str | bytes | None] = {**pcitree.BRIDGE, "config": pcitree.config(port), **spoiled}
             self.tree.function(place, driver=None, **told)
             for index, child in enumerate(below):
                 self.plant(place, domain, index, child)
             return
-        kind, function, numa, spoiled, driver = node
+        kind, function, numa, told, driver, virtual = node
         name = f"{domain}:{self.bus:02x}:{device:02x}.{function}"
-        told = {**KINDS[kind], "numa_node": str(numa), **spoiled}
-        self.tree.function(f"{path}/{name}", driver=driver, **told)
+        self.tree.function(f"{path}/{name}", driver=driver, **{**KINDS[kind], "numa_node": str(numa), **told})
+        if virtual:
+            self.tree.link(
+                f"sys/devices/{path}/{name}/physfn", f"devices/{path}/{domain}:{self.bus:02x}:{device:02x}.0"
+            )
         if KINDS[kind] is pcitree.GPU:
             self.gpus.append(name)
 
 
 @given(MACHINES)
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_tree_is_a_sound_snapshot(machines: list[tuple[str, list[object]]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         tree = pcitree.Tree(Path(directory))
@@ -116,6 +161,73 @@ def test_any_tree_is_a_sound_snapshot(machines: list[tuple[str, list[object]]]) 
         assert [(reading.address, reading.state) for reading in scanned.gpus if snapshot.gpu(reading.address)] == [
             (gpu.address, gpu.state) for gpu in snapshot.gpus
         ]
-        for function in check.functions(snapshot):
-            told = tree.sys / "bus/pci/devices" / str(function.address) / "numa_node"
-            assert function.numa_node is None or str(function.numa_node) == told.read_text().strip()
+        assert list(invented(snapshot, tree)) == []
+        assert list(lopsided(snapshot)) == []
+
+
+def invented(snapshot: model.Snapshot, tree: pcitree.Tree) -> Iterator[str]:
+    """Facts of a Snapshot that its tree does not hold."""
+    bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
+    for pci in (*check.functions(snapshot), *(bridge.pci for bridge in snapshot.bridges)):
+        place = tree.sys / "bus/pci/devices" / str(pci.address)
+
+        def text(name: str, place: Path = place) -> str:
+            file = place / name
+            return file.read_bytes().decode(errors="replace").strip() if file.is_file() else ""
+
+        if pci.numa_node is not None and str(pci.numa_node) != text("numa_node"):
+            yield f"{pci.address}: NUMA node {pci.numa_node}"
+        if pci.driver is not None and (place / "driver").readlink().name != pci.driver:
+            yield f"{pci.address}: driver {pci.driver}"
+        if pci.host_bridge is not None and f"/{pci.host_bridge}/" not in str(place.resolve()):
+            yield f"{pci.address}: host bridge {pci.host_bridge}"
+        link = pci.link or model.PcieLink()
+        for name, told in (("max_link_width", link.max_width), ("current_link_width", link.current_width)):
+            if told is not None and str(told) != text(name):
+                yield f"{pci.address}: {name} {told}"
+        for name, speed in (("max_link_speed", link.max_speed_gts), ("current_link_speed", link.current_speed_gts)):
+            if speed is not None and speed != float(text(name).partition(" ")[0]):
+                yield f"{pci.address}: {name} {speed}"
+        for upstream in pci.switches:
+            if upstream not in pci.bridges or bridges[upstream].port_type is not model.PortType.UPSTREAM:
+                yield f"{pci.address}: switch {upstream}"
+        if pci.narrowest is not None:
+            ends = [bridges[pci.narrowest.at].pci if pci.narrowest.at in bridges else pci]
+            ends += [bridges[above].pci for above in ends[0].bridges[-1:]]
+            if pci.narrowest.width not in {end.link.current_width for end in ends if end.link is not None}:
+                yield f"{pci.address}: narrowest {pci.narrowest}"
+    for bridge in snapshot.bridges:
+        config = tree.sys / "bus/pci/devices" / str(bridge.pci.address) / "config"
+        content = config.read_bytes() if config.is_file() else b""
+        if bridge.redirects and b"\x0d\x00" not in content[0x100:]:
+            yield f"{bridge.pci.address}: redirects without access control"
+        if (
+            bridge.redirects is not None
+            and len(content) < 0x104
+            and content[6:7] != b"\0"
+            and bridge.port_type is not None
+        ):
+            yield f"{bridge.pci.address}: access control that is not to be seen"
+    for nic in snapshot.nics:
+        if nic.data_direct is not None:
+            seen = [
+                (tree.sys / "bus/pci/devices" / str(where) / "vpd").read_bytes()
+                for where in (nic.address, nic.data_direct.address)
+            ]
+            if (
+                not all(one in CARDS for one in seen)
+                or CARDS[-1] in seen
+                or len({one in CARDS[1:3] for one in seen}) > 1
+            ):
+                yield f"{nic.address}: Data Direct function {nic.data_direct.address}"
+
+
+def lopsided(snapshot: model.Snapshot) -> Iterator[str]:
+    """Pairs of devices whose path depends on who asks."""
+    bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
+    ports = topology.port_types(snapshot.bridges)
+    for a, b in itertools.combinations(check.functions(snapshot), 2):
+        if topology.path_class(a, b, ports) is not topology.path_class(b, a, ports):
+            yield f"{a.address} - {b.address}: path class"
+        if peering.direct(a, b, bridges) is not peering.direct(b, a, bridges):
+            yield f"{a.address} - {b.address}: direct"
