@@ -122,7 +122,7 @@ class PciFunction:
     driver: str | None = None
     link: PcieLink | None = None
     narrowest: LinkLimit | None = None
-    """None when a link on the way up is not known."""
+    """None when a link on the way up is not known, and for bridges."""
     physical_function: PciAddress | None = None
     """The PF of an SR-IOV virtual function."""
 
@@ -149,7 +149,8 @@ class Bridge:
     port_type_inferred: bool = False
     redirects: bool | None = None
     """Whether it sends peer-to-peer requests from below up to the root complex (ACS P2P Request Redirect, PCIe base
-    specification 7.7.11). False also where it has no ACS capability; None when that is not readable.
+    specification 7.7.11). False also where it has no ACS capability; None when that is not readable, or an egress control
+    vector decides. Root ports and downstream ports have a use for it, see peering.py.
     """
 
 
@@ -350,8 +351,9 @@ class Path:
     """The path between two devices, `a` < `b`. `nvlinks`: active NVLinks between two GPUs (0: none). There is a path between
     every two GPUs, NICs and NVMe controllers, but for virtual functions, which share those of their physical function.
 
-    `direct`: whether PCIe traffic between them stays below the host bridge. False where the path crosses a host bridge, or a
-    port on it redirects to the root complex (ACS), however near the class says they are; None when that is not known.
+    `direct`: whether PCIe traffic between them stays below the host bridge, both ways. False where the path crosses a host
+    bridge, or a port of the switch where it turns redirects to the root complex (ACS), however near the class says they are;
+    None when that is not known.
     """
 
     a: PciAddress
