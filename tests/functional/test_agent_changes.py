@@ -91,10 +91,12 @@ def unplugged(*devices: str) -> list[Fault]:
 
 def of_nics(machine: str, *kinds: Kind) -> list[Fault]:
     """The same fault of every NIC."""
-    drivers = "sys/bus/pci/drivers/mlx5_core/"
-    nics = sorted(path.removeprefix(drivers) for path in zoo.load(machine).files if path.startswith(drivers))
+    tree = recording.Tree(zoo.load(machine).files)
+    classes = ("sys/class/net/", "sys/class/infiniband/")
+    places = [tree.resolve(path) or "" for path in tree.files if path.startswith(classes)]
+    nics = sorted({parse(place.split("/")[-3]) for place in places if "/pci" in place})
     assert nics
-    return [Fault(kind=kind, target=parse(nic)) for kind in kinds for nic in nics]
+    return [Fault(kind=kind, target=nic) for kind in kinds for nic in nics]
 
 
 ABSENT = [f"{DRIVER}/absent"]
