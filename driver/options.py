@@ -307,7 +307,7 @@ OPTIONS: tuple[Option, ...] = (
         metavar="DURATION",
         parse=parse_interval,
         default="60s",
-        help="Time between two looks at the hardware.",
+        help="Time between two looks at the hardware; what the kernel tells is looked at at once.",
     ),
     Option(
         name="collect-interval",
