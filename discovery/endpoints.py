@@ -16,6 +16,8 @@ from discovery.address import PciAddress
 _STATE = re.compile(r"[0-9]+: *(\S.*)")
 _RATE = re.compile(r"([0-9]{1,5}(?:\.[0-9]+)?) Gb/sec")
 
+RDMA = "infiniband"
+
 ClassDevices = Mapping[PciAddress, tuple[sysfs.Directory, ...]]
 """The devices of one class by PCI function, ordered by name."""
 
@@ -28,9 +30,9 @@ def class_devices(files: sysfs.Sysfs, class_name: str, found: findings.Findings)
         target = root.link(name)
         components = pci.device_components(f"{root.path}/{name}", target) if target is not None else ()
         where = _nearest_function(components)
-        if where is not None:
-            path = "sys/devices/" + "/".join(components)
-            devices.setdefault(where, []).append(sysfs.Directory(files, path, subject=where, found=found))
+        directory = sysfs.Directory(files, "sys/devices/" + "/".join(components), subject=where, found=found)
+        if where is not None and not (class_name == RDMA and _is_soft(directory)):
+            devices.setdefault(where, []).append(directory)
     return {where: tuple(directories) for where, directories in devices.items()}
 
 
@@ -75,6 +77,13 @@ def _nearest_function(components: tuple[str, ...]) -> PciAddress | None:
     return None
 
 
+def _is_soft(directory: sysfs.Directory) -> bool:
+    """Whether an RDMA device is made of software upon an interface (rxe), which only such a device names in `parent`
+    (drivers/infiniband/sw/rxe/rxe_verbs.c). Kernels before 6.4 showed it below the function of that interface.
+    """
+    return directory.text("parent") is not None
+
+
 def _named_state(text: str | None) -> str | None:
     """`4: ACTIVE` as `ACTIVE`."""
     match = _STATE.fullmatch(text or "")
@@ -82,6 +91,6 @@ def _named_state(text: str | None) -> str | None:
 
 
 def _rate(text: str | None) -> int | None:
-    """`400 Gb/sec (4X NDR)` as Mbit/s."""
+    """`400 Gb/sec (4X NDR)` as Mbit/s; 0 is what a port shows that knows none."""
     match = _RATE.match(text or "")
-    return round(float(match[1]) * 1000) if match else None
+    return round(float(match[1]) * 1000) or None if match else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from discovery import endpoints, findings, model, pci
+from discovery import endpoints, findings, model, network, pci
 from discovery.address import HostBridge, PciAddress, parse
 from tests.fakes import pcitree
 from tests.fakes.pcitree import DOWNSTREAM, GPU, NIC, NVME, ROOT, UPSTREAM
@@ -245,7 +245,7 @@ def test_interfaces_and_rdma_devices(tree: pcitree.Tree) -> None:
     found = findings.Findings()
     (net,) = endpoints.class_devices(tree.files(), "net", found)[parse("0000:19:00.0")]
     (rdma,) = endpoints.class_devices(tree.files(), "infiniband", found)[parse("0000:19:00.0")]
-    assert endpoints.interface(net) == model.NetworkInterface(
+    assert endpoints.interface(net, network.Stack(tree.files(), found)) == model.NetworkInterface(
         name="eth0", operstate="up", speed_mbps=400_000, link_type=1, mtu=9000
     )
     assert endpoints.rdma_device(rdma) == model.RdmaDevice(
@@ -256,4 +256,4 @@ def test_interfaces_and_rdma_devices(tree: pcitree.Tree) -> None:
         ),
     )
     tree.write(f"sys/devices/{NIC_PATH}/net/eth0/speed", "-1")
-    assert endpoints.interface(net).speed_mbps is None
+    assert endpoints.interface(net, network.Stack(tree.files(), found)).speed_mbps is None
