@@ -62,6 +62,38 @@ def test_every_device_stands_in_its_place() -> None:
     assert [word for word in shown if word in order] == order
 
 
+def test_what_an_overlay_gave_is_marked_and_stands_around_host_bridges() -> None:
+    def given(bus: int, *switches: PciAddress) -> model.PciFunction:
+        pci = wiring.function(at(bus), root=f"pci000{bus}:00", switches=switches)
+        source = model.Provenance.OVERLAY
+        return replace(pci, numa_source=source, switch_source=source if switches else None)
+
+    gpus = (
+        wiring.gpu(at(1), pci=given(1, UP2, UP)),
+        wiring.gpu(at(2), pci=given(2, UP)),
+        wiring.gpu(at(3), pci=given(3)),
+    )
+    nic = model.Nic(pci=given(4, UP2, UP), rail=7, rail_source=model.Provenance.OVERLAY)
+    picture = draw.svg(replace(snapshot(*gpus), nics=(nic,)))
+    order = [
+        "socket 0 · NUMA node 0* · 2 CPUs · 1024 GiB",
+        f"switch {UP}*",
+        f"switch {UP2}*",
+        "pci0001:00",
+        f"GPU {at(1)}",
+        "pci0004:00",
+        "rail 7*",
+        "pci0002:00",
+        f"GPU {at(2)}",
+        "pci0003:00",
+        f"GPU {at(3)}",
+        "* given by an overlay or the configuration file",
+    ]
+    assert [word for word in words(picture) if word in order] == order
+    assert f"NUMA node 0 from the overlay\nswitch {UP2} in {UP} from the overlay" in picture
+    assert "*" not in draw.svg(snapshot(wiring.gpu(at(1))))
+
+
 def test_nvlink_domains_have_their_own_colours_and_a_legend() -> None:
     links = wiring.to_switch(2)
     shown = draw.svg(snapshot(*(wiring.gpu(at(bus), *links) for bus in (1, 2)), wiring.gpu(at(3))))
@@ -94,18 +126,28 @@ def test_any_text_from_hardware_is_escaped_and_cut(text: str) -> None:
 
 
 PLACES = st.lists(
-    st.tuples(st.sampled_from((0, 1, None)), st.sampled_from(("pci0000:00", "pci0000:80")), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from((0, 1, None)), st.sampled_from(("pci0000:00", "pci0000:80")), st.integers(0, 3), st.booleans()
+    ),
     max_size=40,
 )
+"""NUMA node, host bridge, number of switches, and whether those are an overlay's."""
 
 
 @given(PLACES)
 @settings(max_examples=30, deadline=None)
-def test_nothing_leaves_its_frame(places: list[tuple[int | None, str, int]]) -> None:
+def test_nothing_leaves_its_frame(places: list[tuple[int | None, str, int, bool]]) -> None:
     switches = tuple(PciAddress(0, 0xE0 + depth, 0, 0) for depth in range(3))
+    sources = (model.Provenance.SYSFS, model.Provenance.OVERLAY)
     gpus = tuple(
-        wiring.gpu(at(bus), pci=wiring.function(at(bus), numa=numa, root=root, switches=switches[3 - depth :]))
-        for bus, (numa, root, depth) in enumerate(places)
+        wiring.gpu(
+            at(bus),
+            pci=replace(
+                wiring.function(at(bus), numa=numa, root=root, switches=switches[3 - depth :]),
+                switch_source=None if depth == 0 else sources[given],
+            ),
+        )
+        for bus, (numa, root, depth, given) in enumerate(places)
     )
     frames = [
         tuple(float(rect.get(name, "0")) for name in ("x", "y", "width", "height"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -101,6 +102,48 @@ def test_every_pair_has_one_path_in_order_and_virtual_functions_have_none() -> N
     paths = topology.paths(devices, BRIDGES, {(wiring.at(1), wiring.at(2)): 18})
     assert [(path.a.bus, path.b.bus) for path in paths] == list(itertools.combinations((1, 2, 4, 5), 2))
     assert [path.nvlinks for path in paths] == [18, 0, 0, 0, 0, 0]
+
+
+def grouped(
+    bus: int, *groups: int, root: str = "pci0000:00", numa: int | None = None, bridges: tuple[PciAddress, ...] = ()
+) -> model.PciFunction:
+    """A function in groups of an overlay, innermost first."""
+    switches = tuple(wiring.at(group) for group in groups)
+    pci = wiring.function(wiring.at(bus), root=root, numa=numa, switches=switches, bridges=bridges)
+    return replace(
+        pci,
+        switch_source=model.Provenance.OVERLAY if groups else None,
+        numa_source=None if numa is None else model.Provenance.OVERLAY,
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (grouped(1, 1), grouped(2, 1), PathClass.PIX),
+        (grouped(1, 1), grouped(2, 1, root="pci0001:00"), PathClass.PIX),  # a host bridge for each device
+        (grouped(1, 1, 3), grouped(3, 3, root="pci0001:00"), PathClass.PXB),  # a group in a group
+        (grouped(1, 1, 3), grouped(2, 2, 3), PathClass.PXB),
+        (grouped(1, 1), grouped(2, 2, root="pci0001:00"), PathClass.UNKNOWN),  # nothing holds them together
+        (grouped(1, 1, numa=0), grouped(2, 2, root="pci0001:00", numa=0), PathClass.NODE),
+        (grouped(1, 1, numa=0), grouped(2, 2, root="pci0001:00", numa=1), PathClass.SYS),
+        (grouped(1, 1, numa=0), grouped(2, 2, numa=0), PathClass.PHB),
+        (grouped(1, numa=0), grouped(2, numa=1), PathClass.SYS),  # one host bridge near two nodes is made up
+        (grouped(1, numa=0), grouped(2), PathClass.PHB),
+        (grouped(1, 1, bridges=(ROOT,)), grouped(2, 2, bridges=(ROOT,)), PathClass.PHB),  # bridges that are made up
+        (grouped(1, bridges=(ROOT,)), grouped(2, 2, bridges=(ROOT,)), PathClass.PIX),  # one of them is not spoken of
+        (grouped(1, 1, root=""), grouped(2, 2), PathClass.UNKNOWN),
+        (grouped(1, 1, root=""), grouped(2, 1), PathClass.PIX),
+    ],
+)
+def test_an_overlay_decides_where_it_speaks(
+    one: model.PciFunction, other: model.PciFunction, expected: PathClass
+) -> None:
+    one, other = (replace(pci, host_bridge=pci.host_bridge or None) for pci in (one, other))
+    assert between(one, other) is expected
+    paths = topology.paths([one, other, wiring.function(wiring.at(9))], BRIDGES, {})
+    assert paths[0].path_class is expected
+    assert paths[0].direct is not True
 
 
 PLACES = st.tuples(
