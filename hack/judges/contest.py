@@ -103,3 +103,12 @@ def mean(outcomes: Iterable[Outcome]) -> Outcome:
     return Outcome(
         **{field.name: sum(getattr(one, field.name) for one in listed) / len(listed) for field in fields(Outcome)}
     )
+
+
+def gain(one: Outcome, other: Outcome, measure: str) -> float:
+    """By which part of the other's figure one is better; fewer broken groups are, and more claims that fit."""
+    mine, theirs = float(getattr(one, measure)), float(getattr(other, measure))
+    difference = mine - theirs if measure == "aligned" else theirs - mine
+    if difference == 0:
+        return 0.0
+    return difference / theirs if theirs else float("inf") if difference > 0 else float("-inf")

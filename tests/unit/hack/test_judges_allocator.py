@@ -5,6 +5,7 @@
 - kinds of claims: a constraint that never fits is not written; a kind of which nothing is left is not asked
 - a contest counted by hand: groups that claims break, claims refused, quads that are left
 - orders of a node, and whether first fit can tell one from another
+- a search finds what is better than ours
 - the verdict: alike and equal, alike and not, worse, not clearly better, better
 - the child: answers, errors, its end
 """
@@ -23,7 +24,7 @@ import pytest
 from discovery.address import PciAddress
 from driver.publish import attributes, devices
 from hack.judges import __main__ as command
-from hack.judges import allocator, contest, nodes, upstream, workload
+from hack.judges import allocator, contest, nodes, search, upstream, workload
 
 PAIR, QUAD, ISLAND = attributes.ALIGNED_PAIR, attributes.ALIGNED_QUAD, attributes.NVLINK_DOMAIN
 
@@ -179,6 +180,22 @@ def test_what_first_fit_can_tell() -> None:
     assert of.shape((2, 1, 0, 3), [PAIR]) == of.shape((0, 1, 2, 3), [PAIR])
     assert of.shape((0, 2, 1, 3), [PAIR]) != of.shape((0, 1, 2, 3), [PAIR])
     assert of.shape((3, 1, 0, 2), [PAIR]) != of.shape((0, 1, 2, 3), [PAIR])
+
+
+def test_a_search_finds_the_order_that_keeps_pairs_whole() -> None:
+    crossed = node({PAIR: "a"}, {PAIR: "b"}, {PAIR: "b"}, {PAIR: "a"})
+    found = search.search(
+        crossed,
+        FirstFit(),
+        kinds=[workload.Kind(name="none", matches={})],
+        sequences=[workload.sequence("1", gpus=4, claims=100)],
+        measures=("pairs",),
+        starts=0,
+    )
+    best = crossed.shape((0, 3, 1, 2), [PAIR])
+    assert crossed.shape(found.order, [PAIR]) == best
+    assert found.gain > 0
+    assert found.tried == 3  # of 24 orders, those that first fit can tell apart
 
 
 OURS = contest.Outcome(pairs=1.0, quads=1.0, islands=1.0, aligned=0.5, refused=0.1)
