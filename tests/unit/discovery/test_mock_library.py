@@ -76,6 +76,7 @@ def _change(directory: Path, **fields: Any) -> None:
         (abi.Memory, pynvml.c_nvmlMemory_t),
         (abi.MemoryV2, pynvml.c_nvmlMemory_v2_t),
         (abi.Utilization, pynvml.c_nvmlUtilization_t),
+        (abi.C2cModeInfo, pynvml.c_nvmlC2cModeInfo_v1_t),
         (abi.FabricInfo, pynvml.c_nvmlGpuFabricInfo_t),
         (abi.FabricInfoV2, pynvml.c_nvmlGpuFabricInfo_v2_t),
         (abi.FabricInfoV3, pynvml.c_nvmlGpuFabricInfo_v3_t),
