@@ -22,7 +22,10 @@ _MAX_NUMA_NODE = 1023
 _DATA_DIRECT = 0x2100
 """The DMA function of a ConnectX-8 (drivers/infiniband/hw/mlx5/data_direct.c)."""
 
-_DMA_CONTROLLER = 0x0801
+_NETWORK, _DISPLAY = 0x02, 0x03
+_NON_VOLATILE_MEMORY, _OTHER_BRIDGE, _DMA_CONTROLLER = 0x0108, 0x0680, 0x0801
+_WANTED_BASES = frozenset((_NETWORK, _DISPLAY))
+_WANTED_CLASSES = frozenset((_NON_VOLATILE_MEMORY, _OTHER_BRIDGE, _DMA_CONTROLLER))
 _MAX_LANES = 32
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s\b")
 
@@ -111,8 +114,8 @@ def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Fun
     class_code = files.hexadecimal(f"{path}/class", 24)
     if class_code is None:
         return None
-    base = class_code >> 16
-    if base not in (0x01, 0x02, 0x03, 0x06) and class_code >> 8 != _DMA_CONTROLLER and where not in rdma:
+    base, subclass = class_code >> 16, class_code >> 8
+    if base not in _WANTED_BASES and subclass not in _WANTED_CLASSES and where not in rdma:
         return None
     vendor_id = files.hexadecimal(f"{path}/vendor", 16)
     if vendor_id is None:
@@ -120,13 +123,13 @@ def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Fun
     device_id = files.hexadecimal(f"{path}/device", 16) if vendor_id == MELLANOX else None
     if vendor_id == MELLANOX and device_id == _DATA_DIRECT:
         kind = Kind.DATA_DIRECT
-    elif base == 0x02 or where in rdma:
+    elif base == _NETWORK or where in rdma:
         kind = Kind.NIC
-    elif vendor_id == NVIDIA and base == 0x03:
+    elif vendor_id == NVIDIA and base == _DISPLAY:
         kind = Kind.GPU
-    elif vendor_id == NVIDIA and class_code >> 8 == 0x0680:
+    elif vendor_id == NVIDIA and subclass == _OTHER_BRIDGE:
         kind = Kind.NVSWITCH
-    elif class_code >> 8 == 0x0108:
+    elif subclass == _NON_VOLATILE_MEMORY:
         kind = Kind.NVME
     else:
         return None

@@ -28,6 +28,9 @@ length (fs/seq_file.c), and nothing tells that one is the last."""
 MAX_CPUS = 65_536
 """More than any kernel is built for (CONFIG_NR_CPUS), so that a list with a wrong number cannot fill the memory."""
 
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""O_NONBLOCK: a FIFO in a made-up tree must not hold the probe."""
+
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODEV, errno.ENXIO}
 _T = TypeVar("_T")
 
@@ -67,8 +70,7 @@ class Sysfs:
         """The content of a file, of so many bytes at most."""
         name = self._place(path)
         try:
-            # O_NONBLOCK: a FIFO in a made-up tree must not hold the probe.
-            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(name, _FLAGS)
             try:
                 # Room for more than a page costs eight times what the read itself does.
                 data = os.read(descriptor, _PAGE)
@@ -86,7 +88,7 @@ class Sysfs:
         device, and all of it takes a millisecond.
         """
         try:
-            descriptor = os.open(self._place(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(self._place(path), _FLAGS)
             try:
                 return take(lambda offset, size: os.pread(descriptor, size, offset))
             finally:
