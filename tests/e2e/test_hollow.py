@@ -19,8 +19,8 @@ import pytest
 
 from driver import values
 from hack.realnode import hollow
-from tests.e2e.kit import examples, make, page, waiting
-from tests.e2e.kit.api import Api, ApiError, Json
+from tests.e2e.kit import examples, hollows, make, page, waiting
+from tests.e2e.kit.api import Api, ApiError
 from tests.e2e.kit.sites import Site, Sites
 from tests.e2e.kit.space import Space
 
@@ -40,31 +40,12 @@ def site(sites: Sites) -> Iterator[Site]:
 def nothing_left(site: Site) -> Iterator[None]:
     """In the place of conftest's, which looks at the agent of the real node: every device is published and free again."""
     yield
-    waiting.until(lambda: not site.api.items("ResourceClaim"), "no claim left", timeout_s=90)
-    assert {name: len(devices(site.api, name)) for name in names(site)} == dict.fromkeys(names(site), 8)
+    hollows.require_free(site, names(site), gpus=8)
 
 
 def names(site: Site) -> tuple[str, ...]:
     """Of the hollow nodes, in the order of MACHINES."""
     return tuple(site.cluster.layout.hollow_name(number) for number in range(1, len(MACHINES) + 1))
-
-
-def slices(api: Api, node: str) -> list[Json]:
-    """What a node publishes."""
-    return api.items("ResourceSlice", fields=f"spec.nodeName={node}")
-
-
-def devices(api: Api, node: str) -> list[Json]:
-    """Of all slices of a node."""
-    return [device for item in slices(api, node) for device in item["spec"]["devices"]]
-
-
-def placed(space: Space, pod: str) -> str:
-    """The node that the scheduler has chosen for a pod."""
-    bound = space.api.wait(
-        "Pod", pod, space.name, until=lambda item: "nodeName" in item["spec"], what="placed on a node"
-    )
-    return str(bound["spec"]["nodeName"])
 
 
 def token(site: Site, node: str) -> str:
@@ -82,7 +63,7 @@ def test_a_claim_lands_on_the_machine_that_can_satisfy_it(site: Site, space: Spa
             make.pod(f"p-{node}", claims={"gpu": f"template:t-{node}"}),
         )
     for node in names(site):
-        assert placed(space, f"p-{node}") == node
+        assert hollows.placed(space, f"p-{node}") == node
         claim = space.claim_of(f"p-{node}", "gpu")
         results = claim["status"]["allocation"]["devices"]["results"]
         assert {result["pool"] for result in results} == {node}
@@ -93,19 +74,19 @@ def test_who_finds_all_nodes_full_waits_for_one(site: Site, space: Space) -> Non
     space.create(make.template("all", make.request("gpu", count=8)))
     for pod in ("p0", "p1"):
         space.create(make.pod(pod, claims={"gpu": "template:all"}))
-    assert {placed(space, "p0"), placed(space, "p1")} == set(names(site))
+    assert {hollows.placed(space, "p0"), hollows.placed(space, "p1")} == set(names(site))
     space.create(make.pod("p2", claims={"gpu": "template:all"}))
     space.pending("p2", saying="cannot allocate all claims")
-    freed = placed(space, "p0")
+    freed = hollows.placed(space, "p0")
     space.delete("Pod", "p0")
-    assert placed(space, "p2") == freed
+    assert hollows.placed(space, "p2") == freed
 
 
 def test_gpus_of_one_rail_on_several_nodes(site: Site, space: Space) -> None:
     rails = {
         (node, item["name"]): item["attributes"]["rail"]["int"]
         for node in names(site)
-        for item in devices(site.api, node)
+        for item in hollows.devices(site.api, node)
     }
     on_it = {key for key, rail in rails.items() if rail == 3}
     assert {node for node, _ in on_it} == set(names(site))
@@ -114,7 +95,7 @@ def test_gpus_of_one_rail_on_several_nodes(site: Site, space: Space) -> None:
         pods = ["by-rail", *(f"by-rail-{number}" for number in range(1, len(on_it) + 1))]
         for name in pods[1:]:
             space.create({**pod, "metadata": {"name": name}})
-        given = {(placed(space, name), *space.devices(name, "gpus")) for name in pods[:-1]}
+        given = {(hollows.placed(space, name), *space.devices(name, "gpus")) for name in pods[:-1]}
         assert given == on_it
         space.pending(pods[-1], saying="cannot allocate all claims")
 
@@ -129,7 +110,7 @@ def test_a_key_without_a_guard_stops_a_pod_on_every_node(site: Site, space: Spac
     space.create(
         make.template("right", make.request(where=guarded)), make.pod("right", claims={"gpu": "template:right"})
     )
-    assert placed(space, "right") == names(site)[MACHINES.index("dgx-h100")]
+    assert hollows.placed(space, "right") == names(site)[MACHINES.index("dgx-h100")]
 
 
 def test_a_token_is_bound_to_its_node(site: Site) -> None:
@@ -144,7 +125,7 @@ def test_a_token_is_bound_to_its_node(site: Site) -> None:
 def test_an_agent_cannot_write_the_slices_of_another(site: Site) -> None:
     one, other = names(site)
     thief = site.api.as_token(token(site, one))
-    name = slices(site.api, other)[0]["metadata"]["name"]
+    name = hollows.slices(site.api, other)[0]["metadata"]["name"]
     theirs = site.api.get("ResourceSlice", name)
     new = {**theirs, "metadata": {"name": "stolen"}}
     for attempt in (
@@ -157,25 +138,25 @@ def test_an_agent_cannot_write_the_slices_of_another(site: Site) -> None:
         assert refused.value.status == HTTPStatus.FORBIDDEN
         assert one in str(refused.value)
     assert site.api.get("ResourceSlice", name) == theirs
-    own = site.api.get("ResourceSlice", slices(site.api, one)[0]["metadata"]["name"])
+    own = site.api.get("ResourceSlice", hollows.slices(site.api, one)[0]["metadata"]["name"])
     thief.replace(own)  # what it may do: write its own, as it is
 
 
 def test_an_agent_that_is_killed_finds_its_slices_again(site: Site) -> None:
-    before = {node: slices(site.api, node) for node in names(site)}
+    before = {node: hollows.slices(site.api, node) for node in names(site)}
     site.cluster.kill("agent-1")
     site.cluster.start("agent-1")
     site.cluster.wait_ready("agent-1")
-    assert {node: slices(site.api, node) for node in names(site)} == before
+    assert {node: hollows.slices(site.api, node) for node in names(site)} == before
 
 
 def test_nodes_are_added_while_the_cluster_runs_and_tokens_die_with_their_node(site: Site) -> None:
     (name,) = site.cluster.add_hollow(["gb200-tray"])
-    assert len(devices(site.api, name)) == 4
+    assert len(hollows.devices(site.api, name)) == 4
     number = len(MACHINES) + 1
     kubeconfig = json.loads((site.cluster.layout.hollow_dir(number) / "agent.kubeconfig").read_text())
     agent = site.api.as_token(kubeconfig["users"][0]["user"]["token"])
-    assert slices(agent, name) == slices(site.api, name)
+    assert hollows.slices(agent, name) == hollows.slices(site.api, name)
     site.cluster.stop(f"agent-{number}")
     site.api.delete("Node", name)
     site.api.wait_gone("Node", name)
@@ -186,7 +167,7 @@ def test_nodes_are_added_while_the_cluster_runs_and_tokens_die_with_their_node(s
 def status(agent: Api, node: str) -> int:
     """What a look at the slices of a node comes to."""
     try:
-        slices(agent, node)
+        hollows.slices(agent, node)
     except ApiError as error:
         return error.status
     return HTTPStatus.OK

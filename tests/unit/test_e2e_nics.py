@@ -26,13 +26,15 @@ TYPES = {
     "dra.net/type": "string",
     "dra.net/ebpf": "bool",
     "dra.net/sriov": "bool",
+    "dra.net/sriovVfs": "int",
+    "dra.net/isSriovVf": "bool",
     "dra.net/virtual": "bool",
     "dra.net/rdma": "bool",
     "dra.net/rdmaDevice": "string",
     "resource.kubernetes.io/pcieRoot": "string",
     "resource.kubernetes.io/numaNode": "int",
 }
-ALWAYS = {"dra.net/pciAddress", "dra.net/rdma", "resource.kubernetes.io/pcieRoot"}
+ALWAYS = {"dra.net/pciAddress", "dra.net/rdma"}
 
 
 @pytest.fixture(scope="module", params=zoo.names())

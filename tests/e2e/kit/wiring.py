@@ -31,8 +31,8 @@ class Function:
     """A PCI function and where it hangs."""
 
     address: str
-    root: str
-    """The host bridge as sysfs names it, `pci0000:15`."""
+    root: str | None
+    """The host bridge as sysfs names it, `pci0000:15`, where it stands at the top of /sys/devices."""
     bridges: tuple[str, ...]
     """From the root port down to the function."""
     switches: tuple[str, ...]
@@ -85,7 +85,7 @@ class Wiring:
         """The NUMA nodes of some GPUs."""
         return frozenset(self.gpu(device).numa for device in devices)
 
-    def roots(self, devices: Iterable[str]) -> frozenset[str]:
+    def roots(self, devices: Iterable[str]) -> frozenset[str | None]:
         """Their host bridges."""
         return frozenset(self.gpu(device).root for device in devices)
 
@@ -100,11 +100,7 @@ class Wiring:
 
 def read(machine: Path) -> Wiring:
     """The wiring of a rendered machine."""
-    functions = tuple(
-        function
-        for link in sorted((machine / "sys/bus/pci/devices").iterdir())
-        if (function := _function(link)) is not None
-    )
+    functions = tuple(_function(link) for link in sorted((machine / "sys/bus/pci/devices").iterdir()))
     state: Json = json.loads((machine / "nvml.json").read_text())
     gpus = state["nvml"]["gpus"]
     return Wiring(
@@ -112,7 +108,9 @@ def read(machine: Path) -> Wiring:
             f for f in functions if _number(f, "vendor") == _NVIDIA and _class(f) in {_DISPLAY_3D, _DISPLAY_VGA}
         ),
         nics=tuple(f for f in functions if _class(f) >> 8 == _NETWORK),
-        islands=_islands({gpu["pci"]: [_end(link) for link in gpu.get("nvlinks") or ()] for gpu in gpus}),
+        islands=_islands(
+            {gpu["pci"]: [end(link) for link in gpu.get("nvlinks") or () if link.get("remoteBusId")] for gpu in gpus}
+        ),
         fabric={
             gpu["pci"]: f"{gpu['fabric']['clusterUuid']}.{gpu['fabric']['cliqueId']}"
             for gpu in gpus
@@ -121,19 +119,22 @@ def read(machine: Path) -> Wiring:
     )
 
 
-def _function(link: Path) -> Function | None:
-    """A function; None where sysfs shows it below no host bridge."""
+def end(link: Json) -> str:
+    """What an NVLink ends in: a peer's address, a switch's, or that of all switches outside of the node."""
+    domain, _, rest = str(link["remoteBusId"]).lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _function(link: Path) -> Function:
     directory = link.resolve()
     parts = directory.parts[directory.parts.index("devices") + 1 :]
-    if not parts[0].startswith("pci"):
-        return None
     bridges = tuple(part for part in parts[1:-1] if _ADDRESS.fullmatch(part))
     above = [directory.parents[len(bridges) - 1 - index] for index in range(len(bridges))]
     upstream = [path.name for path in above if _port_type(path) == _UPSTREAM_PORT]
     numa = int((directory / "numa_node").read_text())
     return Function(
         address=directory.name,
-        root=parts[0],
+        root=parts[0] if parts[0].startswith("pci") else None,
         bridges=bridges,
         switches=tuple(reversed(upstream)),
         numa=numa if numa >= 0 else None,
@@ -161,12 +162,6 @@ def _class(function: Function) -> int:
 
 def _number(function: Function, file: str) -> int:
     return int((function.directory / file).read_text(), 16)
-
-
-def _end(link: Json) -> str:
-    """What an NVLink ends in: a peer's address, a switch's, or that of all switches outside of the node."""
-    domain, _, rest = str(link["remoteBusId"]).lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
 
 
 def _islands(ends: dict[str, list[str]]) -> tuple[frozenset[str], ...]:

@@ -46,8 +46,9 @@ def _attributes(nic: wiring.Function) -> Json:
     found: Json = {
         f"{DRIVER}/pciAddress": {"string": nic.address},
         f"{DRIVER}/rdma": {"bool": rdma},
-        "resource.kubernetes.io/pcieRoot": {"string": nic.root},
     }
+    if nic.root is not None:
+        found["resource.kubernetes.io/pcieRoot"] = {"string": nic.root}
     subsystem = nic.directory / "subsystem_device"
     if subsystem.exists():
         found[f"{DRIVER}/pciSubsystem"] = {"string": _text(subsystem).removeprefix("0x")}
@@ -70,8 +71,21 @@ def _attributes(nic: wiring.Function) -> Json:
             f"{DRIVER}/sriov": {"bool": False},
             f"{DRIVER}/virtual": {"bool": False},
         }
+        found |= _virtual_functions(nic)
     if rdma and f"{DRIVER}/ifName" not in found:
         found[f"{DRIVER}/rdmaDevice"] = {"string": _children(nic, "infiniband")[0]}
+    return found
+
+
+def _virtual_functions(nic: wiring.Function) -> Json:
+    """A function that can have some says so, and how many are on; one that is one says that."""
+    total = nic.directory / "sriov_totalvfs"
+    found: Json = {}
+    if total.exists() and int(_text(total)) > 0:
+        found[f"{DRIVER}/sriov"] = {"bool": True}
+        found[f"{DRIVER}/sriovVfs"] = {"int": int(_text(nic.directory / "sriov_numvfs"))}
+    if (nic.directory / "physfn").exists():
+        found[f"{DRIVER}/isSriovVf"] = {"bool": True}
     return found
 
 
