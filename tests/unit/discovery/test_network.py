@@ -212,6 +212,14 @@ def test_a_long_table_is_read_to_its_end(node: Node) -> None:
     assert node.managed()["eno2"] is True
 
 
+def test_a_list_of_procfs_is_read_to_its_end_though_the_kernel_gives_it_in_pieces() -> None:
+    """fs/seq_file.c gives a page or less at a time, and less of it where another line does not fit."""
+    read = sysfs.Sysfs().read("proc/self/maps")
+    assert read is not None
+    assert len(read) > 4096
+    assert read.splitlines()[-1] == Path("/proc/self/maps").read_bytes().splitlines()[-1]
+
+
 def test_a_table_without_an_end_is_not(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_MAX_ROUTES_BYTES", 300_000)
     node.routes(*(v4("eno1", destination=f"{number:08X}") for number in range(1, 20_000)))
