@@ -20,7 +20,7 @@ class _Seen:
     devices: int = 0
 
 
-def note_degraded(functions: Iterable[model.PciFunction], bridges: upward.Bridges, found: findings.Findings) -> None:
+def note_degraded(functions: Iterable[model.PciFunction], ways: upward.Ways, found: findings.Findings) -> None:
     """Notes the degraded PCIe links above functions, each link once.
 
     A link is narrow where it has fewer lanes than both ends; a link of which one end is not seen may have all that it can,
@@ -30,7 +30,7 @@ def note_degraded(functions: Iterable[model.PciFunction], bridges: upward.Bridge
     seen: dict[PciAddress, _Seen] = {}
     for function in functions:
         if function.physical_function is None:
-            for link in upward.links(function, bridges):
+            for link in ways.links(function):
                 if link is not None:
                     seen.setdefault(link.upper.address, _Seen(link)).devices += 1
     for behind in seen.values():
@@ -44,7 +44,7 @@ def note_degraded(functions: Iterable[model.PciFunction], bridges: upward.Bridge
                 f"its PCIe link runs with {width} of {possible} lanes{shared}; reseat the card or check its slot",
             )
         speed, best = link.speed_gts, link.possible_speed_gts
-        if link.lower.address in bridges and speed is not None and best is not None and speed < best:
+        if link.lower.address in ways.bridges and speed is not None and best is not None and speed < best:
             found.warning(
                 "pcie-link-slow",
                 link.lower.address,

@@ -200,8 +200,12 @@ class Locator:
             for where, bridge in sorted(self._bridges.items())
             if bridge is not None
         }
-        place = upward.placing(typed)
-        return tuple(replace(bridge, pci=place(bridge.pci)) for bridge in typed.values())
+        ways = upward.Ways(typed.values())
+        return tuple(
+            bridge if placed is bridge.pci else replace(bridge, pci=placed)
+            for bridge in typed.values()
+            for placed in [ways.placed(bridge.pci)]
+        )
 
     def _read_bridge(self, where: PciAddress, components: tuple[str, ...], chain: pcie.Chain, depth: int) -> None:
         if where in self._bridges:

@@ -158,8 +158,7 @@ class Machine:
         locator = pci.Locator(self._files, found)
         described = [(function.kind, locator.describe(function)) for function in functions]
         bridges = locator.bridges()
-        by_address = {bridge.pci.address: bridge for bridge in bridges}
-        place = upward.placing(by_address)
+        ways = upward.Ways(bridges)
         sockets: dict[tuple[int, ...] | None, int | None] = {}
         located: dict[pci.Kind, list[model.PciFunction]] = {kind: [] for kind in pci.Kind}
         for kind, function in described:
@@ -169,9 +168,9 @@ class Machine:
                 sockets[function.cpus] = topology.socket_of(function.cpus, machine.sockets)
             located[kind].append(
                 replace(
-                    place(function),
+                    ways.placed(function),
                     cpu_socket=sockets[function.cpus],
-                    narrowest=upward.narrowest(function, by_address),
+                    narrowest=ways.narrowest(function),
                 )
             )
         return {kind: tuple(members) for kind, members in located.items()}, bridges
@@ -256,10 +255,10 @@ def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Fi
     gpu_list = tuple(
         replace(gpu, groups=groups[gpu.address], nic=pairings.gpus.get(gpu.address)) for gpu in snapshot.gpus
     )
-    bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
-    links.note_degraded(check.functions(snapshot), bridges, found)
+    ways = upward.Ways(snapshot.bridges)
+    links.note_degraded(check.functions(snapshot), ways, found)
     links.note_nvlinks_down(snapshot.gpus, found)
-    peering.note_redirected(gpu_list, snapshot.nics, bridges, found)
+    peering.note_redirected(gpu_list, snapshot.nics, ways.bridges, found)
     return replace(snapshot, gpus=gpu_list, nics=nics.with_rails(snapshot.nics, pairings))
 
 

@@ -7,14 +7,11 @@ ports of one switch there is none. The kernel shows a link at both its ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from discovery import model, pcie
 from discovery.address import PciAddress
-
-Bridges = Mapping[PciAddress, model.Bridge]
-"""Bridges by address."""
 
 _HAS_A_LINK = (model.PortType.ROOT, model.PortType.DOWNSTREAM)
 
@@ -55,61 +52,62 @@ class Link:
         return None if below is None or above is None else min(below, above)
 
 
-def links(pci: model.PciFunction, bridges: Bridges) -> Iterator[Link | None]:
-    """The links from the host bridge down to a function; None where there may be one of which nothing is known, as behind a
-    conventional bridge, or above a first bridge that is no root port.
-    """
-    chain = [bridges.get(where) for where in pci.bridges]
-    if chain and (chain[0] is None or chain[0].port_type is not model.PortType.ROOT):
-        yield None
-    for depth, bridge in enumerate(chain):
-        if bridge is not None and bridge.port_type is model.PortType.UPSTREAM:
-            continue
-        lower = pci if depth + 1 == len(chain) else None if (below := chain[depth + 1]) is None else below.pci
-        if bridge is None or lower is None or bridge.port_type not in _HAS_A_LINK:
-            yield None
-        else:
-            yield Link(bridge.pci, lower)
+class Ways:
+    """The ways up from functions to their host bridges."""
 
+    def __init__(self, bridges: Iterable[model.Bridge]) -> None:
+        self.bridges: Mapping[PciAddress, model.Bridge] = {bridge.pci.address: bridge for bridge in bridges}
+        self._ports = {where: bridge.port_type for where, bridge in self.bridges.items()}
+        self._inner = pcie.second_levels(self.bridges)
 
-def narrowest(pci: model.PciFunction, bridges: Bridges) -> model.LinkLimit | None:
-    """The link on the way up that carries the least: lanes in use times the best speed of both ends, as an idle device
-    lowers the current one; of equal ones the nearest. None where the width of any link is not known, or there is none. Where
-    the speed of any is not known lanes alone decide, and no speed is given, as another link may be the slower one.
-    """
-    found: list[tuple[Link, int]] = []
-    speeds: list[float] = []
-    for link in links(pci, bridges):
-        width = None if link is None else link.width
-        if link is None or width is None:
-            return None
-        found.append((link, width))
-        speed = link.possible_speed_gts
-        if speed is not None:
-            speeds.append(speed)
-    if not found:
-        return None
-    if len(speeds) < len(found):
-        link, width = min(reversed(found), key=lambda item: item[1])
-        return model.LinkLimit(at=link.lower.address, width=width)
-    rates = [width * _payload(speed) for (_, width), speed in zip(found, speeds, strict=True)]
-    index = min(range(len(rates)), key=lambda position: (rates[position], -position))
-    link, width = found[index]
-    return model.LinkLimit(at=link.lower.address, width=width, speed_gts=speeds[index])
-
-
-def placing(bridges: Bridges) -> Callable[[model.PciFunction], model.PciFunction]:
-    """Fills in what follows from the bridges above a function: its switches."""
-    ports = {where: bridge.port_type for where, bridge in bridges.items()}
-    inner = pcie.second_levels(bridges)
-
-    def placed(pci: model.PciFunction) -> model.PciFunction:
-        switches = pcie.switches(pci.bridges, ports, inner)
+    def placed(self, pci: model.PciFunction) -> model.PciFunction:
+        """The function with the switches above it."""
+        switches = pcie.switches(pci.bridges, self._ports, self._inner)
         if not switches:
             return pci
         return replace(pci, switches=switches, switch=switches[0], switch_source=model.Provenance.SYSFS)
 
-    return placed
+    def links(self, pci: model.PciFunction) -> Iterator[Link | None]:
+        """The links from the host bridge down to a function; None where there may be one of which nothing is known, as behind
+        a conventional bridge, or above a first bridge that is no root port. What joins the levels of one part is none, though
+        it shows itself as one.
+        """
+        chain = [self.bridges.get(where) for where in pci.bridges]
+        if chain and (chain[0] is None or chain[0].port_type is not model.PortType.ROOT):
+            yield None
+        for depth, bridge in enumerate(chain):
+            if bridge is not None and bridge.port_type is model.PortType.UPSTREAM:
+                continue
+            lower = pci if depth + 1 == len(chain) else None if (below := chain[depth + 1]) is None else below.pci
+            if bridge is None or lower is None or bridge.port_type not in _HAS_A_LINK:
+                yield None
+            elif lower.address not in self._inner:
+                yield Link(bridge.pci, lower)
+
+    def narrowest(self, pci: model.PciFunction) -> model.LinkLimit | None:
+        """The link on the way up that carries the least: lanes in use times the best speed of both ends, as an idle device
+        lowers the current one; of equal ones the nearest. None where the width of any link is not known, or there is none.
+        Where the speed of any is not known lanes alone decide, and no speed is given, as another link may be the slower one.
+        """
+        found: list[tuple[Link, int]] = []
+        speeds: list[float] = []
+        for link in self.links(pci):
+            width = None if link is None else link.width
+            if link is None or width is None:
+                return None
+            found.append((link, width))
+            speed = link.possible_speed_gts
+            if speed is not None:
+                speeds.append(speed)
+        if not found:
+            return None
+        if len(speeds) < len(found):
+            link, width = min(reversed(found), key=lambda item: item[1])
+            return model.LinkLimit(at=link.lower.address, width=width)
+        rates = [width * _payload(speed) for (_, width), speed in zip(found, speeds, strict=True)]
+        index = min(range(len(rates)), key=lambda position: (rates[position], -position))
+        link, width = found[index]
+        return model.LinkLimit(at=link.lower.address, width=width, speed_gts=speeds[index])
 
 
 def _end(pci: model.PciFunction) -> model.PcieLink:

@@ -62,16 +62,16 @@ def gpu(own: model.PcieLink | None = FULL, chain: tuple[PciAddress, ...] = CHAIN
 def test_the_narrowest_link(
     own: model.PcieLink | None, above: dict[str, model.PcieLink | None], expected: LinkLimit | None
 ) -> None:
-    assert upward.narrowest(gpu(own), bridges(**above)) == expected
+    assert upward.Ways(bridges(**above).values()).narrowest(gpu(own)) == expected
 
 
 def test_inside_a_switch_there_is_no_link() -> None:
     """What an upstream port and its own downstream ports say of each other would be made up."""
-    seen = bridges(down=link(1, 2.5, of=1, best=2.5))
-    assert [found and (found.upper.address, found.lower.address) for found in upward.links(gpu(), seen)] == [
+    ways = upward.Ways(bridges(down=link(1, 2.5, of=1, best=2.5)).values())
+    assert [found and (found.upper.address, found.lower.address) for found in ways.links(gpu())] == [
         (ROOT, UP), (DOWN, GPU),
     ]  # fmt: skip
-    assert list(upward.links(gpu(chain=(ROOT, UP)), seen))[1:] == []  # the switch's own endpoint
+    assert list(ways.links(gpu(chain=(ROOT, UP))))[1:] == []  # the switch's own endpoint
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,18 @@ def test_inside_a_switch_there_is_no_link() -> None:
     ],
 )
 def test_where_a_link_is_not_seen_none_is_the_narrowest(chain: tuple[PciAddress, ...]) -> None:
-    assert upward.narrowest(gpu(chain=chain), bridges()) is None
+    assert upward.Ways(bridges().values()).narrowest(gpu(chain=chain)) is None
 
 
 def test_behind_a_conventional_bridge_nothing_is_known() -> None:
     seen = bridges()
     seen[UP] = replace(seen[UP], port_type=None)
-    assert upward.narrowest(gpu(chain=(ROOT, UP)), seen) is None
+    assert upward.Ways(seen.values()).narrowest(gpu(chain=(ROOT, UP))) is None
 
 
 def noted(functions: list[model.PciFunction], seen: dict[PciAddress, model.Bridge]) -> list[tuple[str, str, str]]:
     found = findings.Findings()
-    links.note_degraded(functions, seen, found)
+    links.note_degraded(functions, upward.Ways(seen.values()), found)
     return [(finding.code, finding.subject, finding.message) for finding in found.result()]
 
 
@@ -132,3 +132,19 @@ def test_without_both_ends_nobody_knows_what_a_link_could_do(
     own: model.PcieLink | None, port: model.PcieLink | None
 ) -> None:
     assert noted([gpu(own)], bridges(down=port)) == []
+
+
+def test_what_joins_the_levels_of_one_part_is_no_link() -> None:
+    inner, down = parse("0000:0a:00.0"), parse("0000:0b:00.0")
+    seen = bridges(down=link(1, 2.5, of=16))
+    part = {"vendor_id": 0x1000, "device_id": 0xC010, "subsystem_vendor_id": 0x1000, "subsystem_device_id": 0xA001}
+    seen[UP] = replace(seen[UP], pci=replace(seen[UP].pci, **part))  # type: ignore[arg-type]
+    for where, above, port in ((inner, CHAIN, PortType.UPSTREAM), (down, (*CHAIN, inner), PortType.DOWNSTREAM)):
+        pci = replace(wiring.function(where, bridges=above), link=link(1, 2.5, of=16), **part)  # type: ignore[arg-type]
+        seen[where] = model.Bridge(pci=pci, port_type=port)
+    seen[down] = replace(seen[down], pci=replace(seen[down].pci, link=FULL))
+    own = gpu(chain=(*CHAIN, inner, down))
+    assert upward.Ways(seen.values()).narrowest(own) == LinkLimit(at=GPU, width=16, speed_gts=32.0)
+    assert noted([own], seen) == []
+    seen[inner] = replace(seen[inner], pci=replace(seen[inner].pci, device_id=0xC011))
+    assert [subject for _, subject, _ in noted([own], seen)] == [str(inner)] * 2
