@@ -8,8 +8,12 @@ bytes, with error reporting at 0x100 and those services at 0x150. BARs are zero:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from discovery import pcie
-from discovery.mock.pcitree import Function
+
+if TYPE_CHECKING:
+    from discovery.mock.pcitree import Function
 
 SIZE = 256
 EXTENDED_SIZE = 4096

@@ -52,6 +52,11 @@ class Driver:
         self._handles: dict[object, int] = {}
         self._objects: dict[int, object] = {}
         self._cached: tuple[live.Live, tuple[bool, ...], viewing.View] | None = None
+        self._enumerated: frozenset[PciAddress] = frozenset()
+        """The GPUs of the session that has begun: one that came later, or was away meanwhile, shows in the next one only, which
+        is why programs that keep a session begin it anew when GPUs are bound (NVIDIA/dcgm-exporter, pull request 716).
+        """
+        self._shown: tuple[viewing.View, viewing.View] | None = None
         self._idle = threading.Event()
 
     def now(self) -> float:
@@ -59,7 +64,10 @@ class Driver:
         return self._clock()
 
     def view(self) -> viewing.View:
-        """What there is at this moment."""
+        """What there is at this moment, as far as the session knows it."""
+        return self._of_session(self._now())
+
+    def _now(self) -> viewing.View:
         current, now = self._file.read(), self._clock()
         on = tuple(placed.on(now) for placed in current.faults)
         cached = self._cached
@@ -69,8 +77,11 @@ class Driver:
 
     def initialise(self) -> None:
         """nvmlInit: counts users."""
-        self.system("nvmlInitWithFlags")
+        current = self._now()
+        self.system("nvmlInitWithFlags", current)
         with self._mutex:
+            if not self._references:
+                self._enumerated, self._shown = frozenset(gpu.pci for gpu in current.gpus), None
             self._references += 1
 
     def shut_down(self) -> None:
@@ -87,11 +98,18 @@ class Driver:
                 raise StatusError(abi.UNINITIALIZED)
         current = self.suffer(function, pci)
         self.system(function, current)
-        return current
+        return self._of_session(current)
+
+    def _of_session(self, current: viewing.View) -> viewing.View:
+        with self._mutex:
+            if self._shown is None or self._shown[0] is not current:
+                self._enumerated &= {gpu.pci for gpu in current.gpus}
+                self._shown = (current, current.of(self._enumerated))
+            return self._shown[1]
 
     def system(self, function: str, current: viewing.View | None = None) -> state.System:
         """The loaded driver, for one call that it answers. `current`: what there is, if the caller has looked."""
-        system = (current or self.view()).system
+        system = (current or self._now()).system
         if system is None:
             raise StatusError(abi.DRIVER_NOT_LOADED)
         status = system.errors.get(function)
@@ -102,7 +120,7 @@ class Driver:
     def suffer(self, function: str, pci: PciAddress | None) -> viewing.View:
         """The hangs, crashes and errors that are on for a call; what there is once none is."""
         while True:
-            current = self.view()
+            current = self._now()
             hits = current.faults_of(function, pci)
             if not hits:
                 return current

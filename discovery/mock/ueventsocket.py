@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ this one perhaps ten (net.unix.max_dgram_qlen).
 def listen(directory: Path) -> uevents.Listener:
     """Listens to a rendered machine. Raises SourceError."""
     folder = directory / FOLDER
-    name = secrets.token_hex(8)
+    name = os.urandom(8).hex()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)

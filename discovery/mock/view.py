@@ -33,6 +33,13 @@ class View:
         return self.by_address.get(pci)
 
     def faults_of(self, function: str, pci: PciAddress | None) -> tuple[fault.Fault, ...]:
+    def of(self, known: frozenset[PciAddress]) -> View:
+        """The same without the GPUs that are not among these."""
+        if known >= self.by_address.keys():
+            return self
+        gpus = tuple(gpu for gpu in self.gpus if gpu.pci in known)
+        return dataclasses.replace(self, gpus=gpus, by_address={gpu.pci: gpu for gpu in gpus})
+
         """The faults that hit one call."""
         return tuple(hit for hit in self.call_faults if hit.target in (None, pci) and hit.function in (None, function))
 

@@ -102,6 +102,35 @@ def test_a_gpu_that_fell_off_is_gone_everywhere(machine: Path) -> None:
     _fails(abi.NOT_FOUND, pynvml.nvmlDeviceGetHandleByPciBusId, str(GPU0))
 
 
+def test_a_gpu_that_is_plugged_in_shows_in_a_new_session(machine: Path) -> None:
+    pynvml.nvmlShutdown()
+    faults.apply(machine, [Fault(kind=Kind.FALLEN_OFF, target=GPU0)])
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
+    faults.apply(machine, [])
+    assert pynvml.nvmlDeviceGetCount() == 1
+    _fails(abi.NOT_FOUND, pynvml.nvmlDeviceGetHandleByPciBusId, str(GPU0))
+    pynvml.nvmlInit()  # a second user of the same session
+    assert pynvml.nvmlDeviceGetCount() == 1
+    pynvml.nvmlShutdown()
+    pynvml.nvmlShutdown()
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() == 2
+    assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(1)) == uuid
+
+
+def test_a_gpu_that_was_away_is_lost_to_the_session_that_had_it(machine: Path) -> None:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    faults.apply(machine, [Fault(kind=Kind.FALLEN_OFF, target=GPU0)])
+    _fails(abi.GPU_IS_LOST, pynvml.nvmlDeviceGetName, handle)
+    faults.apply(machine, [])
+    _fails(abi.GPU_IS_LOST, pynvml.nvmlDeviceGetName, handle)
+    pynvml.nvmlShutdown()
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetName(handle)
+
+
 def test_a_nic_that_fell_off_takes_its_interfaces_along(machine: Path) -> None:
     faults.apply(machine, [Fault(kind=Kind.FALLEN_OFF, target=NIC)])
     assert {path.name for path in (machine / "sys/class/net").iterdir()} == {"lo"}
