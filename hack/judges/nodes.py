@@ -79,6 +79,16 @@ class Node:
             _counted([self.devices[index].attributes.get(attribute) for index in order]) for attribute in attributes
         )
 
+    def orderly(self, order: Order, attributes: Sequence[str]) -> bool:
+        """Whether devices that are taken from the front leave at most one group by each attribute partly taken."""
+        groups = [self.groups(attribute) for attribute in attributes]
+        taken: set[str] = set()
+        for index in order:
+            taken.add(self.devices[index].name)
+            if any(sum(bool(group & taken) and not group <= taken for group in sets) > 1 for sets in groups):
+                return False
+        return True
+
 
 def read(name: str) -> Node:
     """The node of a machine of the zoo."""

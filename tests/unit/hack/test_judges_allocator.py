@@ -4,7 +4,7 @@
 - sequences: the same for the same seed, each size with its share of GPUs, about as much load as is said
 - kinds of claims: a constraint that never fits is not written; a kind of which nothing is left is not asked
 - a contest counted by hand: groups that claims break, claims refused, quads that are left
-- orders of a node, and whether first fit can tell one from another
+- orders of a node, whether first fit can tell one from another, and whether one breaks a group at a time
 - a search finds what is better than ours
 - the verdict: alike and equal, alike and not, worse, not clearly better, better
 - the child: answers, errors, its end
@@ -198,12 +198,24 @@ def test_a_search_finds_the_order_that_keeps_pairs_whole() -> None:
     assert found.tried == 3  # of 24 orders, those that first fit can tell apart
 
 
+def test_an_order_breaks_one_group_at_a_time_or_more() -> None:
+    of = node({PAIR: "a"}, {PAIR: "b"}, {PAIR: "a"}, {PAIR: "b"}, {})
+    assert of.orderly((0, 2, 4, 1, 3), [PAIR])
+    assert not of.orderly((0, 1, 2, 3, 4), [PAIR])
+    assert of.orderly((0, 1, 2, 3, 4), [QUAD])
+
+
 OURS = contest.Outcome(pairs=1.0, quads=1.0, islands=1.0, aligned=0.5, refused=0.1)
 
 
-def result(order: str, outcome: contest.Outcome, *, alike: bool = False) -> allocator.Result:
+def result(order: str, outcome: contest.Outcome, *, alike: bool = False, orderly: bool = False) -> allocator.Result:
     return allocator.Result(
-        machine="m", order=order, alike=alike, kinds={"k": outcome}, choices=("pairs", "quads", "aligned")
+        machine="m",
+        order=order,
+        alike=alike,
+        orderly=orderly,
+        kinds={"k": outcome},
+        choices=("pairs", "quads", "aligned"),
     )
 
 
@@ -228,9 +240,19 @@ def result(order: str, outcome: contest.Outcome, *, alike: bool = False) -> allo
 )
 def test_the_verdict(order: str, alike: bool, changes: dict[str, float], said: str | None) -> None:
     other = result(order, replace(OURS, **changes), alike=alike)
-    found = list(allocator.verdict([result(allocator.OURS, OURS, alike=True), other]))
+    found = list(allocator.verdict([result(allocator.OURS, OURS, alike=True, orderly=True), other]))
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
+
+
+def test_the_verdict_of_an_order_that_is_none() -> None:
+    (found,) = allocator.verdict([result(allocator.OURS, OURS, alike=True)])
+    assert "more than one group at a time" in found
+
+
+def test_an_order_that_breaks_one_group_at_a_time_need_not_be_worse() -> None:
+    ours = result(allocator.OURS, OURS, alike=True, orderly=True)
+    assert list(allocator.verdict([ours, result(allocator.ADDRESS, OURS, orderly=True)])) == []
 
 
 def test_the_table_leaves_out_what_there_is_no_choice_of() -> None:
