@@ -116,11 +116,13 @@ def _write_tables(snapshot: model.Snapshot) -> None:
     given = {pci.address: _given(pci, rails.get(pci.address)) for _, pci, _ in devices}
     if built.rows and any(given.values()):
         output.write_line(f"  {GIVEN:<5} given by a person, as is what follows from it: paths to and from that device")
+    management = {nic.address for nic in snapshot.nics if nic.management}
     if devices:
         output.write_line()
         output.write_line("Devices:")
         for label, pci, description in devices:
-            output.write_line(f"  {label:<6} {pci.address}  {description}{_marked(given[pci.address])}")
+            route = ", default route" if pci.address in management else ""
+            output.write_line(f"  {label:<6} {pci.address}  {description}{route}{_marked(given[pci.address])}")
     output.write_findings(snapshot.findings)
 
 

@@ -75,6 +75,12 @@ def matrix(text: str) -> tuple[list[str], dict[str, list[str]]]:
     return labels, rows
 
 
+def test_the_nic_of_the_default_route_is_marked() -> None:
+    marked = [nic["address"] for nic in topo("gh200")["nics"] if nic["management"]]
+    assert len(marked) == 1
+    assert [line.split()[1] for line in table("gh200").splitlines() if line.endswith(", default route")] == marked
+
+
 def test_the_matrix_of_a_machine() -> None:
     text = table("l40s-8-pcie")
     assert "\x1b" not in text
@@ -116,7 +122,8 @@ def test_the_document() -> None:
     assert gpu["product"] == "NVIDIA RTX 6000 Ada Generation"
     assert "numaNode" not in gpu
     assert len(document["nvmes"]) == 1
-    assert {"a": gpu["address"], "b": nic["address"], "class": "PHB", "nvlinks": 0} in document["paths"]
+    path = {"a": gpu["address"], "b": nic["address"], "class": "PHB", "nvlinks": 0, "direct": False}
+    assert path in document["paths"]
     assert "numa-unknown" in {finding["code"] for finding in document["findings"]}
 
 
