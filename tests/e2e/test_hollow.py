@@ -106,11 +106,15 @@ def test_a_key_without_a_guard_stops_a_pod_on_every_node(site: Site, space: Spac
         make.template("wrong", *requests, constraints=constraints), make.pod("wrong", claims={"gpu": "template:wrong"})
     )
     space.pending("wrong", saying="CEL runtime error: no such key: nvlinkDomain")
+    there = names(site)[MACHINES.index("dgx-h100")]
+    selected = {"kubernetes.io/hostname": there}
+    space.create(make.pod("selected", claims={"gpu": "template:wrong"}, nodeSelector=selected))
+    assert hollows.placed(space, "selected") == there
     guarded = f'device.attributes["{values.DRIVER_NAME}"].?nvlinkDomain.hasValue()'
     space.create(
         make.template("right", make.request(where=guarded)), make.pod("right", claims={"gpu": "template:right"})
     )
-    assert hollows.placed(space, "right") == names(site)[MACHINES.index("dgx-h100")]
+    assert hollows.placed(space, "right") == there
 
 
 def test_a_token_is_bound_to_its_node(site: Site) -> None:
