@@ -86,8 +86,7 @@ class _Held:
     def apply(self, found: findings.Findings) -> Applied:
         """The Snapshot that follows, with a Finding for everything that came from the overlay or did not fit."""
         self._tell(found)
-        names = overlay.names(self._chains)
-        groups = {address: tuple(names[name] for name in chain) for address, chain in self._chains.items()}
+        groups = overlay.switches(self._chains)
 
         def place(function: model.PciFunction) -> model.PciFunction:
             leader = function.physical_function or function.address

@@ -165,6 +165,12 @@ def names(above: Mapping[PciAddress, tuple[str, ...]]) -> Mapping[str, PciAddres
     return chosen
 
 
+def switches(above: Mapping[PciAddress, tuple[str, ...]]) -> Mapping[PciAddress, tuple[PciAddress, ...]]:
+    """The groups of `chains` by their addresses, each once. Where two have the same one, the inner holds a single device."""
+    known = names(above)
+    return {device: tuple(dict.fromkeys(known[name] for name in chain)) for device, chain in above.items()}
+
+
 def _twice(what: str, named: Iterable[tuple[Device, str]]) -> Iterator[Problem]:
     first: dict[PciAddress, tuple[Device, str]] = {}
     for device, place in named:

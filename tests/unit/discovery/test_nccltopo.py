@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -210,12 +211,10 @@ def test_groups_read_back_as_the_same(devices: list[tuple[int, int | None, bool]
         )
         for i, (around, _) in enumerate(tree)
     )
-    chains = overlay.chains(overlay.Machine(file="o", line=1, groups=groups))
-    names = overlay.names(chains)
+    above = overlay.switches(overlay.chains(overlay.Machine(file="o", line=1, groups=groups)))
     functions = []
     for bus, (_, _, is_nic) in enumerate(devices):
-        chain = tuple(names[name] for name in chains[at(bus + 1)])
-        pci = wiring.function(at(bus + 1), root=f"pci0000:{bus:02x}", switches=chain, numa=0)
+        pci = wiring.function(at(bus + 1), root=f"pci0000:{bus:02x}", switches=above[at(bus + 1)], numa=0)
         functions.append(replace(pci, switch_source=Provenance.OVERLAY, class_code=0x020000 if is_nic else 0x030200))
     snapshot = machine(
         *(wiring.gpu(pci.address, pci=pci) for pci in functions if pci.class_code == 0x030200),
@@ -225,11 +224,7 @@ def test_groups_read_back_as_the_same(devices: list[tuple[int, int | None, bool]
     root = nccl_rules.read(text)
     assert [node.attributes["numaid"] for node in root.inside] == ["0"]
     back = ncclxml.parse(text.encode(), name="t.xml")
-    chains_back = overlay.chains(back)
-    names_back = overlay.names(chains_back)
-    for a in functions:
-        again = replace(a, switches=tuple(names_back[name] for name in chains_back[a.address]))
-        for b in functions:
-            other = replace(b, switches=tuple(names_back[name] for name in chains_back[b.address]))
-            if a is not b:
-                assert topology.path_class(again, other, {}) is topology.path_class(a, b, {})
+    above_back = overlay.switches(overlay.chains(back))
+    for a, b in itertools.combinations(functions, 2):
+        again, other = (replace(pci, switches=above_back[pci.address]) for pci in (a, b))
+        assert topology.path_class(again, other, {}) is topology.path_class(a, b, {})

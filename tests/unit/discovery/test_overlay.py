@@ -88,6 +88,7 @@ def test_a_group_is_named_by_the_lowest_device_that_names_no_group_inside_it() -
     assert overlay.names(overlay.chains(told)) == {"b": at(1), "c": at(2), "top": at(3)}
     singles = machine(group("top"), group("b", 1, parent="top"), group("c", 2, parent="top"))
     assert overlay.names(overlay.chains(singles)) == {"b": at(1), "c": at(2), "top": at(1)}
+    assert overlay.switches(overlay.chains(singles)) == {at(1): (at(1),), at(2): (at(2), at(1))}
 
 
 TREES = st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 3)), min_size=1, max_size=8)
@@ -106,12 +107,13 @@ def test_groups_are_told_apart_by_their_addresses(tree: list[tuple[int, int]], r
     assert overlay.problems(machine(*groups)) == ()
     chains = overlay.chains(machine(*groups))
     names = overlay.names(chains)
-    published = {address: tuple(names[name] for name in chain) for address, chain in chains.items()}
+    published = overlay.switches(chains)
     for a, b in itertools.combinations(sorted(chains), 2):
         together = set(chains[a]) & set(chains[b])
         assert (published[a][0] == published[b][0]) == (chains[a][0] == chains[b][0])
         assert bool(set(published[a]) & set(published[b])) == bool(together)
     for address, chain in chains.items():
+        assert len(set(published[address])) == len(published[address])
         for name in chain:
             inside = sorted(other for other in chains if name in chains[other])
             assert names[name] in inside
