@@ -7,6 +7,7 @@ difference is a Finding.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -101,8 +102,17 @@ class GpuReader:
     def reading(self, where: PciAddress, driver: str | None) -> model.GpuReading:
         """The state of a GPU, read with the least effort."""
         verdict = self._judge(where, driver)
+        fabric = None
+        if verdict.state is model.GpuState.READY:
+            with contextlib.suppress(errors.SourceError):  # a probe says why
+                fabric = self._session.fabric_state(where)
         return model.GpuReading(
-            address=where, state=verdict.state, state_reason=verdict.reason, driver=driver, uuid=verdict.identity.uuid
+            address=where,
+            state=verdict.state,
+            state_reason=verdict.reason,
+            driver=driver,
+            uuid=verdict.identity.uuid,
+            fabric=fabric,
         )
 
     def sample(self, where: PciAddress) -> model.GpuSample:

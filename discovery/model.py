@@ -449,6 +449,8 @@ class GpuReading:
     state_reason: str | None = None
     driver: str | None = None
     uuid: str | None = None
+    fabric: str | None = None
+    """How far its registration with the GPU fabric is, which goes on for a while after the driver is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,6 +182,11 @@ class Nvml:
             link_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         )
 
+    def fabric_state(self, where: PciAddress) -> str | None:
+        """How far its registration with the GPU fabric is. Raises SourceError."""
+        info = self._fabric_info(where)
+        return None if info is None else nvmlnumbers.FABRIC_STATES.get(info.state)
+
     def sample(self, where: PciAddress) -> model.GpuSample:
         """How busy a GPU is. Raises SourceError when it is gone."""
         rates = self._of(where, "nvmlDeviceGetUtilizationRates")

@@ -84,6 +84,7 @@ def _readings(snapshot: model.Snapshot) -> dict[PciAddress, model.GpuReading]:
             state_reason=gpu.state_reason,
             driver=gpu.pci.driver,
             uuid=gpu.uuid,
+            fabric=None if gpu.fabric is None else gpu.fabric.state,
         )
         for gpu in snapshot.gpus
     }

@@ -276,6 +276,30 @@ def test_the_fingerprint_changes_with_identity_and_place_and_with_nothing_else(t
     assert fingerprint(fake(0, uuid=b"GPU-other"), *(fake(index) for index in (1, 2))) not in seen
 
 
+def test_the_fingerprint_changes_when_the_gpus_have_joined_their_fabric(tree: pcitree.Tree) -> None:
+    def scanned(state: int) -> model.Rescan:
+        fabric = {"state": state, "status": 0, "clusterUuid": bytes(range(16)), "cliqueId": 7}
+        return machine(tree, FakeLibrary(*all_four(fabric=fabric))).rescan()
+
+    joining, joined = scanned(2), scanned(3)
+    assert (joining.gpus[0].fabric, joined.gpus[0].fabric) == ("in_progress", "completed")
+    assert joining.fingerprint != joined.fingerprint
+    odd = scanned(99)
+    assert (odd.gpus[0].state, odd.gpus[0].fabric) == (model.GpuState.READY, None)
+
+
+def test_names_of_nics_are_read_and_change_no_fingerprint(tree: pcitree.Tree) -> None:
+    own = machine(tree, FakeLibrary(*all_four()))
+    before = own.rescan()
+    nic = parse(path("18", "1").rpartition("/")[2])
+    assert before.nics[0] == model.NicReading(address=nic, rdma="mlx5_0")
+    (tree.sys / "class/infiniband/mlx5_0").unlink()
+    tree.class_device("net", f"{path('18', '1')}/net/eth0")
+    after = own.rescan()
+    assert after.nics[0] == model.NicReading(address=nic, interface="eth0")
+    assert after.fingerprint == before.fingerprint
+
+
 def test_samples_of_the_gpus_that_answer(tree: pcitree.Tree) -> None:
     lost = fake(0, errors={"nvmlDeviceGetUtilizationRates": nvmllib.GPU_IS_LOST})
     idle = fake(1, errors={"nvmlDeviceGetUtilizationRates": nvmllib.NOT_SUPPORTED})
