@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifests as an administrator applies them, put together by kustomize.
 
-Aspects: what the mock overlay's container may do; the base on a node without a GPU, with what it sees of the host; the machine by
+Aspects: what the mock overlay's container may do; the base on a node without a GPU, with what it sees and hears of the host; the machine by
 label, as on kind, and a label that is wrong; a machine of one's own and other folders, as docs/install.md says; what stays after
 uninstalling; the overlays and components that need more than this node has, as text.
 """
@@ -140,6 +140,13 @@ def test_the_base_on_a_node_without_a_gpu(site: Site) -> None:
     )
     assert empty["spec"]["pool"]["name"] == site.node_name
     assert site.agent.readyz()[0] == 200
+
+    assert "Listening to uevents" in site.agent.logs()
+    trigger = next(iter(sorted(Path("/sys/bus/pci/devices").glob("*/uevent"))))
+    waiting.until(
+        lambda: trigger.write_text("change") and site.agent.metrics().one("nearfield_uevents_total", result="heeded"),
+        "it hears of a PCI function of the node",
+    )
 
     (pid, *_) = site.agent.pids()
     assert written(pid) == {PLUGIN, REGISTRY, "/var/run/cdi", "/tmp"}

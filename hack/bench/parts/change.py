@@ -84,8 +84,8 @@ def _changes(devices: Sequence[str], tree: recording.Tree) -> Iterator[tuple[str
     yield "GPU pulled out", "GPU plugged in", Fault(kind=Kind.FALLEN_OFF, target=gpu)
     yield "GPU unbound from its driver", "GPU bound to its driver", Fault(kind=Kind.NO_DRIVER, target=gpu)
     yield "GPU bound to vfio-pci", "GPU bound to its driver again", Fault(kind=Kind.VFIO_BOUND, target=gpu)
-    switch = address.parse((tree.function(gpu) or "").split("/")[-3])
-    yield "switch pulled out", "switch plugged in", Fault(kind=Kind.FALLEN_OFF, target=switch)
+    port = address.parse((tree.function(gpu) or "").split("/")[3])
+    yield "switch pulled out", "switch plugged in", Fault(kind=Kind.FALLEN_OFF, target=port)
 
 
 def _measure(
