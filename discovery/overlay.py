@@ -17,7 +17,7 @@ MAX_DEPTH = 16
 """Groups inside groups. No machine nests more than four switches."""
 
 MAX_DEVICES = 4096
-"""Devices named in one file, counted each time: an answer about them has to stay small enough to be read."""
+"""Groups in one file, and devices, counted each time they are named: no machine has a tenth of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +203,13 @@ def _no_tree(groups: Iterable[Group]) -> Iterator[Problem]:
     for group in by_name.values():
         way = [group.name]
         above = group.parent
-        while above is not None and above in by_name and above not in way:
+        while above in by_name and above != group.name and len(way) <= MAX_DEPTH:
             way.append(above)
             above = by_name[above].parent
         if above == group.name:
             yield group.line, f"group {group.name!r} is inside itself: {' in '.join(map(repr, [*way, above]))}"
-        elif above is None and len(way) > MAX_DEPTH:
-            yield group.line, f"group {group.name!r} is nested deeper than {MAX_DEPTH} groups"
+        elif len(way) > MAX_DEPTH:
+            yield (
+                group.line,
+                f"group {group.name!r} is nested deeper than {MAX_DEPTH} groups, or inside one that is inside itself",
+            )

@@ -206,8 +206,11 @@ def parse(source: document.Document, *, folder: Path) -> overlay.Overlay:
     for machine, following in itertools.pairwise(machines):
         if machine.match is None:
             trouble.append(f"{following.place(following.line)}: never reached, as the machine before it matches all")
-    if sum(1 for machine in machines for _ in overlay.devices(machine)) > overlay.MAX_DEVICES:
-        trouble.append(f"{source.name}: more than {overlay.MAX_DEVICES} devices are named; split the file")
+    if (
+        sum(len(machine.groups) + sum(1 for _ in overlay.devices(machine)) for machine in machines)
+        > overlay.MAX_DEVICES
+    ):
+        trouble.append(f"{source.name}: more than {overlay.MAX_DEVICES} devices and groups are named; split the file")
     if trouble:
         more = [f"{source.name}: and {len(trouble) - document.MAX_PROBLEMS} more problems"]
         raise DocumentError(

@@ -221,9 +221,11 @@ MANY = " ".join(f'a{i}=""' for i in range(50_000))
         (b'<system version="1">\n\xff</system>', "t.xml:2: not UTF-8 (byte 21); save it as UTF-8"),
         (system("<cpu>" + '<pci busid="0000:01:00.0">' * 100), "t.xml:2: nested deeper than 64 elements"),
         (system("<x>" * 1000), "t.xml:2: nested deeper than 64 elements"),
-        (system("<a/>" * 200_000), "t.xml:2: more than 20000 elements"),
+        (system("<a/>" * 200_000), "t.xml:2: more than 4096 elements"),
         (system(f'<cpu affinity="{"f" * 5000}"/>'), f"t.xml:2: affinity '{'f' * 80}...' is no CPU mask such as 00000000,0000ffff"),
         (system(f"<cpu {MANY}/>"), None),
+        ("<!--" * 260_000, "t.xml:1: not XML: "),
+        ("<!-- -->" * 100_000, "t.xml:1: not XML: "),
         (b"<" + b"x" * document.MAX_BYTES, f"t.xml: larger than {document.MAX_BYTES} bytes, which no topology is"),
     ],
 )  # fmt: skip
@@ -233,7 +235,7 @@ def test_hostile_xml_is_refused_within_bounds(text: str | bytes, message: str | 
         if message is None:
             read(text)
         else:
-            assert refusal(text) == message
+            assert refusal(text).startswith(message)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()

@@ -46,13 +46,14 @@ def machine(*groups: overlay.Group) -> overlay.Machine:
         (
             (group("a", 1, parent="b", line=2), group("b", 2, parent="c", line=3), group("c", parent="b", line=4)),
             [
+                (2, "group 'a' is nested deeper than 16 groups, or inside one that is inside itself"),
                 (3, "group 'b' is inside itself: 'b' in 'c' in 'b'"),
                 (4, "group 'c' is inside itself: 'c' in 'b' in 'c'"),
             ],
         ),
         (
             tuple(group(f"g{i}", i + 1, parent=f"g{i - 1}" if i else None) for i in range(17)),
-            [(1, "group 'g16' is nested deeper than 16 groups")],
+            [(1, "group 'g16' is nested deeper than 16 groups, or inside one that is inside itself")],
         ),
     ],
 )

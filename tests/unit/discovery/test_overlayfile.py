@@ -168,7 +168,13 @@ def test_errors_name_line_and_key(tmp_path: Path, text: str, lines: list[str]) -
 
 def test_too_much_is_refused(tmp_path: Path) -> None:
     rails = "".join(f"  - {{nic: {i >> 8:04x}:{i & 0xFF:02x}:00.0, rail: 0}}\n" for i in range(overlay.MAX_DEVICES + 1))
-    assert refusal(tmp_path, f"{HEAD}- rails:\n{rails}") == ["o.yaml: more than 4096 devices are named; split the file"]
+    assert refusal(tmp_path, f"{HEAD}- rails:\n{rails}") == [
+        "o.yaml: more than 4096 devices and groups are named; split the file"
+    ]
+    groups = "".join(f"  - {{name: g{i}, parent: g{i + 1}}}\n" for i in range(6_000))
+    lines = refusal(tmp_path, f"{HEAD}- switches:\n{groups}  - {{name: g6000}}\n")
+    assert lines[0] == "o.yaml:5: group 'g0' is nested deeper than 16 groups, or inside one that is inside itself"
+    assert lines[-1] == "o.yaml: and 5966 more problems"
     same = "  - {nic: 0000:01:00.0, rail: 0}\n" * 30
     lines = refusal(tmp_path, f"{HEAD}- rails:\n{same}")
     assert len(lines) == 21
