@@ -33,8 +33,9 @@ RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses after the first, second, ... failed probe in a row."""
 
 SETTLE_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Pauses before the looks after a change, at most an interval, while a GPU that NVIDIA's driver has is not usable: a driver
-that was just loaded has no device nodes and no library yet, and nothing tells when it has.
+"""Pauses before the looks that follow upon the start and upon hints, at most an interval, while a GPU that NVIDIA's driver
+has is not usable: a driver that was just loaded has no device nodes and no library yet, and nothing tells when it has. A GPU
+that comes and goes without a hint is looked at no more often than any other.
 """
 
 STALE_INTERVALS = 3
@@ -262,7 +263,6 @@ class Inventory:
         if before.error is not None:
             logger.info("The hardware can be read again")
         if not same:
-            self._settling = 0
             ready = sum(gpu.state is model.GpuState.READY for gpu in snapshot.gpus)
             logger.info(
                 "Node read: %d GPUs, %d ready, %d NICs, %d findings",
