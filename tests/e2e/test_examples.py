@@ -42,6 +42,7 @@ ELSEWHERE = {
     "eight-pairs-of-gpu-and-nic": "test_nics.py",
     "a-gpu-and-a-nic-of-its-numa-node": "test_nics_derived.py",
     "a-gpu-and-its-nic-by-address": "test_nics.py",
+    "a-gpu-and-the-nearest-nic": "test_nics.py",
     "all-gpus-and-nics-of-a-node": "test_nics.py",
     "the-exact-nic": "test_nics_derived.py",
 }

@@ -150,6 +150,7 @@ def test_a_derived_attribute_where_the_gate_is_off(space: Space) -> None:
 PAIRS = {
     "a-gpu-and-the-nic-beside-it": 1,
     "a-gpu-and-its-nic-by-address": 1,
+    "a-gpu-and-the-nearest-nic": 1,
     "two-pairs-of-gpu-and-nic": 2,
     "eight-pairs-of-gpu-and-nic": 8,
 }

@@ -124,12 +124,12 @@ def test_no_host_bridge_is_shared(site: Site, space: Space, machine: wiring.Wiri
 @pytest.mark.machine("gb200-tray")
 def test_examples_where_no_host_bridge_is_shared(site: Site, space: Space, machine: wiring.Wiring) -> None:
     given.get(site, space, "holder", make.request(count=2), constraints=[make.match(NUMA_NODE)])
-    near = "a-gpu-and-a-nic-of-its-numa-node"
-    with examples.applied(space, near):
-        (gpu,) = given.devices(site, space, near, "gpus")
-        (nic,) = space.devices(near, "gpus", request="nic")
-    assert machine.gpu(gpu).numa == machine.nic(inventory.address_of(nic)).numa == 1
-    space.delete("Pod", near)
+    for near in ("a-gpu-and-a-nic-of-its-numa-node", "a-gpu-and-the-nearest-nic"):
+        with examples.applied(space, near):
+            (gpu,) = given.devices(site, space, near, "gpus")
+            (nic,) = space.devices(near, "gpus", request="nic")
+        assert machine.gpu(gpu).numa == machine.nic(inventory.address_of(nic)).numa == 1
+        space.delete("Pod", near)
     exact = "a-gpu-and-its-nic-by-address"
     paired = {item["name"]: item["attributes"]["nicPciBusID"]["string"] for item in site.agent.devices()}
     with examples.applied(space, exact, replace={"0000:18:00.0": paired[gpu]}):
