@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from discovery import address
 from discovery.address import PciAddress
 from discovery.mock import abi, fault, live, state
 from discovery.mock.fault import Kind
@@ -32,7 +33,6 @@ class View:
         """The GPU at an address, or None when it is not there (any more)."""
         return self.by_address.get(pci)
 
-    def faults_of(self, function: str, pci: PciAddress | None) -> tuple[fault.Fault, ...]:
     def of(self, known: frozenset[PciAddress]) -> View:
         """The same without the GPUs that are not among these."""
         if known >= self.by_address.keys():
@@ -40,6 +40,7 @@ class View:
         gpus = tuple(gpu for gpu in self.gpus if gpu.pci in known)
         return dataclasses.replace(self, gpus=gpus, by_address={gpu.pci: gpu for gpu in gpus})
 
+    def faults_of(self, function: str, pci: PciAddress | None) -> tuple[fault.Fault, ...]:
         """The faults that hit one call."""
         return tuple(hit for hit in self.call_faults if hit.target in (None, pci) and hit.function in (None, function))
 
@@ -52,7 +53,8 @@ def view(now_live: live.Live, *, now: float) -> View:
     if nvml is None or any(item.kind is Kind.NO_DRIVER and item.target is None for item in active):
         return View(call_faults=call_faults)
     gone = {item.target for item in active if item.kind in _NOT_ON_THE_BUS}
-    gpus = tuple(_under(gpu, active) for gpu in nvml.gpus if gpu.pci not in gone)
+    down = _links_down(nvml.gpus, active)
+    gpus = tuple(_under(gpu, active, down.get(gpu.pci, frozenset())) for gpu in nvml.gpus if gpu.pci not in gone)
     return View(
         system=nvml.system,
         gpus=gpus,
@@ -62,7 +64,36 @@ def view(now_live: live.Live, *, now: float) -> View:
     )
 
 
-def _under(gpu: state.Gpu, active: Iterable[fault.Fault]) -> state.Gpu:
+def _links_down(gpus: Sequence[state.Gpu], active: Iterable[fault.Fault]) -> dict[PciAddress, set[int]]:
+    """The numbers of the NVLinks that are down. A link between two GPUs is down at both ends: the first link of the one to the
+    other is the first of the other to the one, and so on.
+    """
+    by_address = {gpu.pci: gpu for gpu in gpus}
+    down: dict[PciAddress, set[int]] = {}
+    for item in active:
+        gpu = by_address.get(item.target) if item.kind is Kind.LINK_DOWN and item.target is not None else None
+        if gpu is None:
+            continue
+        for number in range(len(gpu.nvlinks)) if item.link is None else (item.link,):
+            down.setdefault(gpu.pci, set()).add(number)
+            remote = _remote(gpu, number)
+            far = by_address.get(remote) if remote is not None else None
+            if far is not None:
+                order = [_remote(gpu, earlier) for earlier in range(number)].count(far.pci)
+                back = [each for each in range(len(far.nvlinks)) if _remote(far, each) == gpu.pci]
+                down.setdefault(far.pci, set()).update(back[order : order + 1])
+    return down
+
+
+def _remote(gpu: state.Gpu, number: int) -> PciAddress | None:
+    text = gpu.nvlinks[number].remote_bus_id if number < len(gpu.nvlinks) else None
+    return None if text is None else address.parse(text)
+
+
+def _under(gpu: state.Gpu, active: Iterable[fault.Fault], down: Collection[int]) -> state.Gpu:
+    if down:
+        links = (dataclasses.replace(link, active=link.active and n not in down) for n, link in enumerate(gpu.nvlinks))
+        gpu = dataclasses.replace(gpu, nvlinks=tuple(links))
     for item in active:
         if item.target == gpu.pci:
             gpu = _apply(gpu, item)
@@ -71,12 +102,6 @@ def _under(gpu: state.Gpu, active: Iterable[fault.Fault]) -> state.Gpu:
 
 def _apply(gpu: state.Gpu, item: fault.Fault) -> state.Gpu:
     match item.kind:
-        case Kind.LINK_DOWN:
-            links = tuple(
-                dataclasses.replace(link, active=False) if item.link in (None, number) else link
-                for number, link in enumerate(gpu.nvlinks)
-            )
-            return dataclasses.replace(gpu, nvlinks=links)
         case Kind.NARROW_LINK if gpu.pcie is not None and item.width is not None:
             return dataclasses.replace(gpu, pcie=dataclasses.replace(gpu.pcie, width=min(item.width, gpu.pcie.width)))
         case Kind.ECC:
