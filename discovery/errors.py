@@ -9,6 +9,9 @@ DiscoveryError
 
 from __future__ import annotations
 
+MALFORMED = "malformed"
+"""The kind of a SourceError whose source answered, with something that it should not have said."""
+
 
 class DiscoveryError(Exception):
     """Base of everything discovery raises."""

@@ -70,18 +70,26 @@ def device_components(link: str, target: str) -> tuple[str, ...]:
 def functions(files: sysfs.Sysfs, rdma: Iterable[PciAddress], found: findings.Findings) -> tuple[Function, ...]:
     """The functions that matter here, ordered by address: NVIDIA GPUs and NVSwitches, NICs (class 02, and those in `rdma`)
     and what belongs to them, NVMe controllers.
+
+    Raises a ProbeError where no GPU is seen and a function cannot be read: that is no machine without GPUs.
     """
     with_rdma = frozenset(rdma)
     known = []
-    for name in files.names(DEVICES):
+    unread: list[errors.SourceError] = []
+    for name in _names(files):
+        physical = None
         try:
             function = _identify(files, name, with_rdma)
+            if function is not None and function.kind is Kind.GPU:
+                physical = files.link(f"{function.path}/physfn")
         except errors.SourceError as err:
             found.failed(name, err)
+            if err.kind != errors.MALFORMED:
+                unread.append(err)
             continue
         if function is None:
             continue
-        if function.kind is Kind.GPU and (physical := files.link(f"{function.path}/physfn")) is not None:
+        if physical is not None:
             found.info(
                 "gpu-virtual-functions",
                 posixpath.basename(physical),
@@ -95,7 +103,19 @@ def functions(files: sysfs.Sysfs, rdma: Iterable[PciAddress], found: findings.Fi
                 f"/{DEVICES}/{name} does not link below /sys/devices: no place is known",
             )
         known.append(function)
+    if unread and all(function.kind is not Kind.GPU for function in known):
+        raise errors.ProbeError(
+            f"no NVIDIA GPU is seen, and {len(unread)} PCI functions, of which any may be one, cannot be read ({unread[0]}); "
+            f"give the agent the right to read /sys"
+        )
     return tuple(sorted(known, key=lambda function: function.address))
+
+
+def _names(files: sysfs.Sysfs) -> tuple[str, ...]:
+    try:
+        return files.names(DEVICES)
+    except errors.SourceError as err:
+        raise errors.ProbeError(f"the PCI functions of this machine cannot be listed: {err}") from err
 
 
 def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Function | None:
@@ -104,7 +124,7 @@ def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Fun
     except ValueError:
         where = None
     if where is None or str(where) != name:
-        raise errors.SourceError("sysfs", "malformed", f"/{DEVICES}/{name[:40]} is no PCI address")
+        raise errors.SourceError("sysfs", errors.MALFORMED, f"/{DEVICES}/{name[:40]} is no PCI address")
     link = f"{DEVICES}/{name}"
     target = files.link(link)
     components = device_components(link, target) if target is not None else ()

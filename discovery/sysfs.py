@@ -268,7 +268,7 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def _malformed(path: str, what: str) -> errors.SourceError:
-    return errors.SourceError("sysfs", "malformed", f"/{path} {what}")
+    return errors.SourceError("sysfs", errors.MALFORMED, f"/{path} {what}")
 
 
 def _is_text(name: str) -> bool:

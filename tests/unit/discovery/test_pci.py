@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from discovery import endpoints, findings, model, network, pci
+from discovery import endpoints, errors, findings, model, network, pci, sysfs
 from discovery.address import HostBridge, PciAddress, parse
 from tests.fakes import pcitree
 from tests.fakes.pcitree import DOWNSTREAM, GPU, NIC, NVME, ROOT, UPSTREAM
@@ -217,6 +218,50 @@ def test_one_broken_function_hides_no_other(tree: pcitree.Tree) -> None:
         ("sysfs-malformed", "0000:00:01.0"),
         ("sysfs-malformed", "0000:00:02.0"),
     ]
+
+
+class Closed(sysfs.Sysfs):
+    """Of which some files may not be read."""
+
+    closed: tuple[str, ...] = ()
+
+    def read(self, path: str, *, limit: int = sysfs.MAX_FILE_BYTES) -> bytes | None:
+        if path.endswith(self.closed):
+            raise errors.SourceError("sysfs", "eacces", f"/{path} cannot be read: Permission denied")
+        return super().read(path, limit=limit)
+
+
+def test_no_gpu_and_a_function_that_cannot_be_read_is_no_machine_without_gpus(tree: pcitree.Tree) -> None:
+    tree.function(NIC_PATH, **NIC)
+    files = Closed(sys=tree.sys, proc=tree.proc)
+    files.closed = ("0000:15:01.0/class",)
+    with pytest.raises(
+        errors.ProbeError, match=r"1 PCI functions.*15:01.0/class cannot be read.*the right to read /sys"
+    ):
+        pci.functions(files, (), findings.Findings())
+    tree.function(GPU_PATH, **GPU)
+    found = findings.Findings()
+    assert [function.kind for function in pci.functions(files, (), found)] == [pci.Kind.GPU, pci.Kind.NIC]
+    assert found.result() != ()
+
+
+def test_functions_that_cannot_be_listed_end_the_look(tree: pcitree.Tree) -> None:
+    class Unlisted(sysfs.Sysfs):
+        def names(self, path: str) -> tuple[str, ...]:
+            raise errors.SourceError("sysfs", "eio", f"/{path} cannot be read: Input/output error")
+
+    with pytest.raises(errors.ProbeError, match=r"cannot be listed: /sys/bus/pci/devices"):
+        pci.functions(Unlisted(sys=tree.sys, proc=tree.proc), (), findings.Findings())
+
+
+def test_a_link_that_is_no_text_costs_its_function_only(tree: pcitree.Tree) -> None:
+    tree.function(GPU_PATH, **GPU)
+    other = GPU_PATH.replace("18:00.0", "18:00.4")
+    tree.function(other, **GPU)
+    os.symlink(b"\xff\xfe", os.fsencode(tree.sys / "devices" / other / "physfn"))  # noqa: PTH211 - bytes
+    functions, noted = find(tree)
+    assert [str(function.address) for function in functions] == ["0000:18:00.0"]
+    assert noted == [("sysfs-malformed", "0000:18:00.4")]
 
 
 def test_devices_of_a_class_find_their_function_through_a_bus_in_between(tree: pcitree.Tree) -> None:

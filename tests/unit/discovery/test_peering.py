@@ -76,6 +76,7 @@ def test_the_ports_of_the_switch_where_the_path_turns_decide(
         (below(1, root="pci0000:00"), below(2, root="pci0000:80"), False),
         (below(1, root=None), below(2), None),
         (below(1, ROOT), below(2, ROOT), None),  # on the bus of one port: inside a device
+        (below(1, ROOT, DOWN1), below(2, ROOT, DOWN2), None),  # downstream ports without an upstream port
         (below(1, ROOT, UP), below(2, ROOT, UP, DOWN1), None),  # the switch's own endpoint
         (below(1, ROOT, UP, UP2), below(2, ROOT, UP, DOWN1), None),  # no downstream port
         (below(1), wiring.function(wiring.at(1, function=1)), None),  # functions of one device
