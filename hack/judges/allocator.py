@@ -93,6 +93,9 @@ def main(argv: Sequence[str]) -> int:
         given.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
     for line in table(results, kinds=given.kinds):
         print(line)
+    if given.claims * given.sequences < CLAIMS * SEQUENCES:
+        print("hack/oracle: figures only; so few claims are no ground for a verdict", file=sys.stderr)
+        return 0
     failures = list(verdict(results))
     for failure in failures:
         print(f"hack/oracle: {failure}", file=sys.stderr)
