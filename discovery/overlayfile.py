@@ -20,6 +20,7 @@ Everything unknown is an error that names the line. Whether a document fits the 
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,6 +42,7 @@ ADDRESS_PATTERN = r"^[0-9a-fA-F]{1,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F](\.[0-7])?$"
 
 GPU_PATTERN = r"^[0-9a-f]{4}:[0-9a-f]{4}$"
 
+_KIND_LINE = re.compile(rb"^kind:[ \t]*[\"']?TopologyOverlay\b", re.MULTILINE)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -180,10 +182,19 @@ class TopologyOverlay(_Section):
 
 def read(path: Path) -> overlay.Overlay:
     """The overlay in a file, with what it refers to. DocumentError with one line for every problem."""
-    data = document.read_bytes(path)
+    return parse_bytes(document.read_bytes(path), path)
+
+
+def parse_bytes(data: bytes, path: Path) -> overlay.Overlay:
+    """The overlay in the bytes of a file. DocumentError with one line for every problem."""
     if is_xml(data):
         return overlay.Overlay(file=str(path), machines=(_nccl(data, path),))
     return parse(document.parse(data, name=str(path)), folder=path.parent)
+
+
+def is_overlay(data: bytes) -> bool:
+    """Whether some bytes are meant as an overlay, and not as another document of ours; sound or not."""
+    return is_xml(data) or _KIND_LINE.search(data) is not None
 
 
 def is_xml(data: bytes) -> bool:
@@ -219,6 +230,15 @@ def parse(source: document.Document, *, folder: Path) -> overlay.Overlay:
     return overlay.Overlay(file=source.name, machines=machines)
 
 
+def to_json(read: overlay.Overlay) -> dict[str, object]:
+    """An overlay as a document, which `parse` reads back: what a NCCL topology says, in the words of a TopologyOverlay."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "machines": [_machine_to_json(machine) for machine in read.machines],
+    }
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the document (draft 2020-12)."""
     schema = TopologyOverlay.model_json_schema(by_alias=True, mode="validation")
@@ -229,6 +249,32 @@ def json_schema() -> dict[str, Any]:
                 entry.update(entry.pop("anyOf")[0])
                 del entry["default"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": KIND}
+
+
+def _machine_to_json(machine: overlay.Machine) -> dict[str, object]:
+    match = machine.match or overlay.Match()
+    gpu = None if match.gpu is None else f"{match.gpu[0]:04x}:{match.gpu[1]:04x}"
+    meant = {"vendor": match.vendor, "product": match.product, "gpu": gpu}
+    told: dict[str, object] = {
+        "match": {key: value for key, value in meant.items() if value is not None},
+        "numaNodes": [
+            {"node": node.node, "devices": _spelled(node.devices)} for node in machine.numa_nodes if node.devices
+        ],
+        "switches": [
+            {
+                "name": group.name,
+                **({} if group.parent is None else {"parent": group.parent}),
+                **({"devices": _spelled(group.devices)} if group.devices else {}),
+            }
+            for group in machine.groups
+        ],
+        "rails": [{"nic": str(rail.nic), "rail": rail.rail} for rail in machine.rails],
+    }
+    return {key: value for key, value in told.items() if value}
+
+
+def _spelled(devices: tuple[overlay.Device, ...]) -> list[str]:
+    return [str(device.address) for device in devices]
 
 
 class _Reader:

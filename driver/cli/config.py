@@ -20,13 +20,15 @@ def command() -> None:
 @command.command(
     "check",
     short_help="Check a file, and print what is in effect.",
-    help="""Check a configuration file as the agent would, and print what is in effect.
+    help="""Check a configuration file or an overlay as the agent would, and print what is in effect.
 
     FILE may be - for standard input. Exit status 2, with a line for each problem, where the agent would not start. The overlay
-    that a file names is read too; whether it fits a machine, `nearfield topo --overlay` says there.""",
+    that a configuration names is read too. A NCCL topology is printed as the TopologyOverlay that it is. Whether an overlay
+    fits a machine, `nearfield topo --overlay` says there.""",
     epilog="""\b
     Examples:
       nearfield config check agent.yaml
+      nearfield config check ndv4-topo.xml > overlay.yaml
       kubectl get configmap nearfield -o jsonpath='{.data.agent\\.yaml}' | nearfield config check -
     """,
 )
@@ -34,21 +36,24 @@ def command() -> None:
 @output.option(default=None)
 def check(file: Path, output_format: output.Format | None) -> None:
     """Print the effective configuration."""
-    from discovery import document
+    from discovery import document, overlayfile
     from discovery.errors import DocumentError
     from driver import configfile, overlay
     from driver.errors import ConfigError
 
-    if file == Path("-"):
-        try:
-            data = sys.stdin.buffer.read(document.MAX_BYTES + 1)
-            effective = configfile.parse(document.parse(data, name="standard input"))
-        except DocumentError as err:
-            raise ConfigError(str(err)) from err
-    else:
-        effective = configfile.load(file)
-        overlay.load(None, effective)
     form = output.Format.JSON if output_format is output.Format.JSON else output.Format.YAML
+    from_pipe = file == Path("-")
+    try:
+        data = sys.stdin.buffer.read(document.MAX_BYTES + 1) if from_pipe else document.read_bytes(file)
+        name = Path("standard input") if from_pipe else file
+        if overlayfile.is_overlay(data):
+            output.write_document(overlayfile.to_json(overlayfile.parse_bytes(data, name)), form)
+            return
+        effective = configfile.parse(document.parse(data, name=str(name)))
+    except DocumentError as err:
+        raise ConfigError(str(err)) from err
+    if not from_pipe:
+        overlay.load(None, effective)
     output.write_document(configfile.to_json(effective), form)
 
 

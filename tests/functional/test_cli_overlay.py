@@ -142,6 +142,22 @@ def test_nccl_s_form_of_a_machine(machine: str, file: Path) -> None:
     assert (nic["numaNode"], nic["numaSource"], nic["switchSource"], nic["rail"]) == (1, "overlay", "sysfs", 4)
 
 
+def test_an_overlay_can_be_checked_and_a_nccl_topology_turned_into_one(file: Path, tmp_path: Path) -> None:
+    done = nearfield("config", "check", str(file), "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["machines"][0]["rails"] == [{"nic": NIC, "rail": 4}]
+    topology = tmp_path / "t.xml"
+    topology.write_text(f'<system version="1"><cpu numaid="1"><pci busid="{GPU0}"/></cpu></system>', encoding="utf-8")
+    turned = nearfield("config", "check", str(topology))
+    assert (turned.returncode, turned.stderr) == (0, "")
+    file.write_text(turned.stdout, encoding="utf-8")
+    assert nearfield("config", "check", str(file)).stdout == turned.stdout
+    file.write_text("kind: TopologyOverlay\n", encoding="utf-8")
+    bad = nearfield("config", "check", str(file))
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert f"{file}:1: machines: missing" in bad.stderr
+
+
 def test_the_schema_of_an_overlay() -> None:
     done = nearfield("config", "schema", "TopologyOverlay")
     assert json.loads(done.stdout)["title"] == "TopologyOverlay"

@@ -108,6 +108,48 @@ def test_a_fleet_may_have_a_nccl_topology_for_some_of_its_machines(tmp_path: Pat
     ]
 
 
+def test_what_was_read_can_be_written_as_a_document(tmp_path: Path) -> None:
+    text = HEAD + (
+        "- match: {vendor: Cloud, gpu: 10de:2330}\n"
+        "  numaNodes: [{node: 1, devices: [0001:00:00.0, 0002:00:00.0]}]\n"
+        "  switches: [{name: outer}, {name: inner, parent: outer, devices: [0001:00:00.0]}]\n"
+        "  rails: [{nic: 0101:00:00.0, rail: 3}]\n"
+        "- ncclTopology: a.xml\n"
+    )
+    (tmp_path / "a.xml").write_text(XML, encoding="utf-8")
+    document = read(tmp_path, text)
+    written = overlayfile.to_json(document)
+    assert json.loads(json.dumps(written)) == {
+        "apiVersion": "config.nearfield.dev/v1alpha1",
+        "kind": "TopologyOverlay",
+        "machines": [
+            {
+                "match": {"vendor": "Cloud", "gpu": "10de:2330"},
+                "numaNodes": [{"node": 1, "devices": ["0001:00:00.0", "0002:00:00.0"]}],
+                "switches": [{"name": "outer"}, {"name": "inner", "parent": "outer", "devices": ["0001:00:00.0"]}],
+                "rails": [{"nic": "0101:00:00.0", "rail": 3}],
+            },
+            {"numaNodes": [{"node": 0, "devices": ["0001:00:00.0"]}]},
+        ],
+    }
+    assert overlayfile.to_json(read(tmp_path, json.dumps(written))) == written
+
+
+@pytest.mark.parametrize(
+    ("data", "is_overlay"),
+    [
+        (XML.encode(), True),
+        (b"apiVersion: x\nkind: TopologyOverlay\n", True),
+        (b'kind: "TopologyOverlay" # mine', True),
+        (b"kind: AgentConfig\nmachines: kind: TopologyOverlay", False),
+        (b"kind: TopologyOverlays\n", False),
+        (b"", False),
+    ],
+)
+def test_an_overlay_is_told_from_a_configuration(data: bytes, is_overlay: bool) -> None:
+    assert overlayfile.is_overlay(data) is is_overlay
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
