@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 from discovery.mock import zoo
+from discovery.mock.fault import Kind
 from tests.e2e.kit import waiting, wiring
 from tests.e2e.kit.sites import Site
 
@@ -16,6 +18,9 @@ ROOT = Path(__file__).parents[3]
 OWN = Path(__file__).parents[1] / "machines"
 MOUNTED = "/etc/nearfield"
 """Where the overlay mounts the ConfigMap."""
+
+_NOT_OFFERED = (Kind.GPU_LOST, Kind.FALLEN_OFF, Kind.VFIO_BOUND)
+"""Faults that a GPU of a machine may have from the start; others are given to machines by tests."""
 
 
 def bring(site: Site, machine: str | None, *, changed: dict[str, str]) -> None:
@@ -61,13 +66,18 @@ def slices(machine: str, node_name: str) -> str:
 
 
 def gpus(machine: str) -> int:
-    """How many it has."""
-    nvml = zoo.load(str(ROOT / machine) if "/" in machine else machine).nvml
-    assert nvml is not None
-    return len(nvml.gpus)
+    """How many it has that work."""
+    described = zoo.load(str(ROOT / machine) if "/" in machine else machine)
+    assert described.nvml is not None
+    broken = {str(item.target) for item in described.faults if item.kind in _NOT_OFFERED}
+    return len({str(gpu.pci) for gpu in described.nvml.gpus} - broken)
 
 
 def _offered(site: Site) -> bool:
     devices = site.agent.devices()
-    names = {gpu.gpu for gpu in wiring.read(site.disk.machine).gpus}
+    state = json.loads((site.disk.machine / "nvml.json").read_text())
+    broken = {
+        item["target"] for item in (placed["fault"] for placed in state["faults"]) if item["kind"] in _NOT_OFFERED
+    }
+    names = {gpu.gpu for gpu in wiring.read(site.disk.machine).gpus if gpu.address not in broken}
     return {device["name"] for device in devices} == names and not any(device.get("taints") for device in devices)
