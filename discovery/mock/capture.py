@@ -239,7 +239,10 @@ def _vital(taken: _Taken) -> None:
     of them is the same one again. Read where the probe reads them.
     """
     found = findings.Findings()
-    functions = pci.functions(taken.files, endpoints.class_devices(taken.files, "infiniband", found), found)
+    try:
+        functions = pci.functions(taken.files, endpoints.class_devices(taken.files, "infiniband", found), found)
+    except errors.ProbeError:
+        return  # functions are not for us to read, and their cards even less
     located = map(pci.Locator(taken.files, found).describe, functions)
     nics = [function for function in located if function is not None and function.class_code >> 16 == _NETWORK]
     spelt: dict[str, str] = {}

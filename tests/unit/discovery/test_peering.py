@@ -115,6 +115,7 @@ def paired(pci: model.PciFunction, nic: model.Nic, *, data_direct: PciAddress | 
 def test_two_gpus_that_are_near_and_redirected_are_one_finding_for_the_switch() -> None:
     gpus = tuple(wiring.gpu(pci.address, pci=pci) for pci in (*FLAT, below(3, ROOT, UP, DOWN1)))
     assert noted(gpus, (), bridges()) == []
+    assert [subject for subject, _ in noted(gpus[:2], (), bridges(DOWN2))] == [str(UP)]  # one way is enough
     ((subject, message),) = noted(gpus, (), bridges(DOWN1, DOWN2))
     assert subject == str(UP)
     assert "traffic from 0000:01:00.0 to 0000:02:00.0 and of 1 more pairs goes up" in message
