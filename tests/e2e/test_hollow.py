@@ -2,7 +2,7 @@
 """Nodes without containers, whose agents publish as those of real nodes do: scheduling across nodes, and who may write what.
 
 - scheduling: a claim that one machine alone can satisfy lands on it; who finds every node full waits for one; pods on several nodes get
-  GPUs of one rail; a selector that reads what one node has not stops a pod on every node
+  GPUs of one rail; a node with an earlier choice is preferred; a selector that reads what one node has not stops a pod on every node
 - rights: an agent's token is bound to its Node, writes its own slices and no other node's, and dies with its Node
 - life: nodes stay Ready, an agent that is killed finds its slices again, pods that are deleted go
 """
@@ -98,6 +98,18 @@ def test_gpus_of_one_rail_on_several_nodes(site: Site, space: Space) -> None:
         given = {(hollows.placed(space, name), *space.devices(name, "gpus")) for name in pods[:-1]}
         assert given == on_it
         space.pending(pods[-1], saying="cannot allocate all claims")
+
+
+def test_a_node_with_an_earlier_choice_is_preferred(site: Site, space: Space) -> None:
+    name = "h100-or-else-l40s"
+    first, second = names(site)
+    with examples.applied(space, name):
+        (pod,) = (body for body in examples.load(name) if body["kind"] == "Pod")
+        pods = [name, *(f"{name}-{number}" for number in range(1, len(hollows.devices(site.api, first)) + 1))]
+        for other in pods[1:]:
+            space.create({**pod, "metadata": {"name": other}})
+        found = {pod: (hollows.placed(space, pod), len(space.devices(pod, "gpus"))) for pod in pods}
+    assert sorted(found.values()) == sorted([*([(first, 1)] * (len(pods) - 1)), (second, 2)])
 
 
 def test_a_key_without_a_guard_stops_a_pod_on_every_node(site: Site, space: Space) -> None:
