@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections.abc import Iterable
@@ -308,13 +309,16 @@ class Locator:
         return group, self._iommu_types[group]
 
     def _link(self, directory: sysfs.Directory) -> model.PcieLink | None:
-        link = model.PcieLink(
-            max_width=_lanes(directory.number("max_link_width")),
-            current_width=_lanes(directory.number("current_link_width")),
-            max_speed_gts=_speed(directory.text("max_link_speed")),
-            current_speed_gts=_speed(directory.text("current_link_speed")),
+        max_width, current_width = (
+            _lanes(directory.number("max_link_width")),
+            _lanes(directory.number("current_link_width")),
         )
-        return None if link == model.PcieLink() else link
+        best, current = _speed(directory.text("max_link_speed")), _speed(directory.text("current_link_speed"))
+        if max_width is None and current_width is None and best is None and current is None:
+            return None
+        return model.PcieLink(
+            max_width=max_width, current_width=current_width, max_speed_gts=best, current_speed_gts=current
+        )
 
 
 _NO_REGISTERS = pcie.Registers(port=pcie.ConfigGap.MALFORMED)
@@ -349,6 +353,7 @@ def _lanes(width: int | None) -> int | None:
     return width if width is not None and 0 < width <= _MAX_LANES else None
 
 
+@functools.lru_cache(maxsize=64)
 def _speed(text: str | None) -> float | None:
     match = _SPEED.match(text or "")
     return float(match[1]) if match else None

@@ -89,5 +89,5 @@ def test_any_bytes_are_data_or_a_value_error(data: bytes, at: int) -> None:
 @given(st.integers(0, len(CARD) - 2), st.integers(1, 255))
 def test_one_wrong_byte_never_gives_another_card(at: int, difference: int) -> None:
     """The checksum covers every byte up to its own."""
-    with pytest.raises(ValueError, match="^(has|is|ends) "):
+    with pytest.raises(ValueError, match=r"^(has|is|ends) "):
         vpd.parse(spoiled(at, CARD[at] ^ difference))
