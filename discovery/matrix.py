@@ -17,6 +17,11 @@ from discovery.address import PciAddress
 SELF = "X"
 UNKNOWN = "?"
 
+GIVEN = "*"
+"""Marks what comes from an overlay or a configuration file, and not from the machine."""
+
+GIVEN_MEANING = "given by a person, as is what follows from it: paths to and from that device"
+
 LEGEND: tuple[tuple[str, str], ...] = (
     (SELF, "the device itself"),
     ("NV#", "# NVLinks, direct or through NVSwitches"),
@@ -88,6 +93,21 @@ def build(snapshot: model.Snapshot) -> Matrix:
     )
 
 
+def node(pci: model.PciFunction) -> str | None:
+    """The NUMA node of a device, marked where a person gave it."""
+    return None if pci.numa_node is None else f"{pci.numa_node}{_mark(pci.numa_source)}"
+
+
+def switch(pci: model.PciFunction) -> str | None:
+    """The innermost switch above a device, marked where a person gave it."""
+    return None if pci.switch is None else f"{pci.switch}{_mark(pci.switch_source)}"
+
+
+def is_given(pci: model.PciFunction) -> bool:
+    """Whether a person said where a device is."""
+    return model.Provenance.OVERLAY in (pci.numa_source, pci.switch_source)
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """CPUs as the kernel writes them: 0-3,8."""
     runs: list[list[int]] = []
@@ -97,6 +117,10 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def _mark(source: model.Provenance | None) -> str:
+    return GIVEN if source is model.Provenance.OVERLAY else ""
 
 
 def _describe_virtual(count: int) -> str:

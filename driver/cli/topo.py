@@ -11,9 +11,6 @@ from discovery import codec, matrix, model, nccltopo, paths
 from discovery.address import PciAddress
 from driver.cli import output, parameters, source
 
-GIVEN = "*"
-"""Marks what comes from an overlay or a configuration file, and not from the machine."""
-
 
 @click.command(
     "topo",
@@ -98,7 +95,7 @@ def _write_tables(snapshot: model.Snapshot) -> None:
                     row.label,
                     *row.paths,
                     matrix.ranges(row.pci.cpus or ()) or output.MISSING,
-                    _spell_node(row.pci),
+                    matrix.node(row.pci) or output.MISSING,
                 )
                 for row in built.rows
             ],
@@ -115,7 +112,7 @@ def _write_tables(snapshot: model.Snapshot) -> None:
     ]
     given = {pci.address: _given(pci, rails.get(pci.address)) for _, pci, _ in devices}
     if built.rows and any(given.values()):
-        output.write_line(f"  {GIVEN:<5} given by a person, as is what follows from it: paths to and from that device")
+        output.write_line(f"  {matrix.GIVEN:<5} {matrix.GIVEN_MEANING}")
     management = {nic.address for nic in snapshot.nics if nic.management}
     if devices:
         output.write_line()
@@ -124,12 +121,6 @@ def _write_tables(snapshot: model.Snapshot) -> None:
             route = ", default route" if pci.address in management else ""
             output.write_line(f"  {label:<6} {pci.address}  {description}{route}{_marked(given[pci.address])}")
     output.write_findings(snapshot.findings)
-
-
-def _spell_node(pci: model.PciFunction) -> str:
-    if pci.numa_node is None:
-        return output.MISSING
-    return f"{pci.numa_node}{GIVEN if pci.numa_source is model.Provenance.OVERLAY else ''}"
 
 
 def _given(pci: model.PciFunction, rail: int | None) -> tuple[str, ...]:
@@ -146,4 +137,4 @@ def _switches(groups: tuple[PciAddress, ...]) -> str:
 
 
 def _marked(given: tuple[str, ...]) -> str:
-    return f"  {GIVEN} {', '.join(given)}" if given else ""
+    return f"  {matrix.GIVEN} {', '.join(given)}" if given else ""

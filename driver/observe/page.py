@@ -113,10 +113,11 @@ def _matrix(built: matrix.Matrix) -> list[str]:
     rows = [
         f"<tr><th>{row.label}</th>"
         + "".join(f'<td class="{_cell_class(cell)}">{_text(cell)}</td>' for cell in row.paths)
-        + f"<td>{_text(matrix.ranges(row.pci.cpus or ()))}</td><td>{_known(row.pci.numa_node)}</td></tr>"
+        + f"<td>{_text(matrix.ranges(row.pci.cpus or ()))}</td><td>{_known(matrix.node(row.pci))}</td></tr>"
         for row in built.rows
     ]
-    legend = "; ".join(f"{cell}: {meaning}" for cell, meaning in matrix.LEGEND)
+    given = ((matrix.GIVEN, matrix.GIVEN_MEANING),) if any(matrix.is_given(row.pci) for row in built.rows) else ()
+    legend = "; ".join(f"{cell}: {meaning}" for cell, meaning in (*matrix.LEGEND, *given))
     return [
         "<h2>Paths</h2>",
         f'<div class="wide"><table class="matrix"><tr>{head}</tr>{"".join(rows)}</table></div>',
@@ -140,7 +141,7 @@ def _gpus(snapshot: model.Snapshot, claims: Sequence[PreparedClaim]) -> list[str
                 gpu.product,
                 gpu.state if gpu.state_reason is None else f"{gpu.state}: {gpu.state_reason}",
                 gpu.pci.pcie_root,
-                gpu.pci.switch,
+                matrix.switch(gpu.pci),
                 gpu.groups.nvlink_domain,
                 gpu.groups.aligned_pair,
                 gpu.groups.aligned_quad,

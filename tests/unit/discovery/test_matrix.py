@@ -90,6 +90,17 @@ def test_the_legend_explains_every_cell() -> None:
     assert spelt == {"X", "NV#", "?", *(set(model.PathClass) - {model.PathClass.UNKNOWN})}
 
 
+def test_what_a_person_said_of_a_place_is_marked() -> None:
+    pci = replace(function(A, numa=3), switch=B, switches=(B,))
+    assert (matrix.node(pci), matrix.switch(pci), matrix.is_given(pci)) == ("3", str(B), False)
+    source = model.Provenance.OVERLAY
+    assert matrix.node(replace(pci, numa_source=source)) == "3*"
+    assert matrix.switch(replace(pci, switch_source=source)) == f"{B}*"
+    assert matrix.is_given(replace(pci, switch_source=source))
+    nowhere = function(A)
+    assert (matrix.node(nowhere), matrix.switch(nowhere), matrix.is_given(nowhere)) == (None, None, False)
+
+
 def test_ranges() -> None:
     assert matrix.ranges([]) == ""
     assert matrix.ranges([5]) == "5"

@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discovery import address, codec, model
+from discovery import address, codec, matrix, model
 from driver import values
 from driver.observe import http, page, pages
 from driver.observe.metrics import Metrics
@@ -29,7 +30,16 @@ VOID = {"meta"}
 
 def snapshot(text: str = "NVIDIA H100") -> model.Snapshot:
     def function(place: address.PciAddress) -> model.PciFunction:
-        return model.PciFunction(address=place, vendor_id=1, device_id=2, class_code=3, host_bridge=BRIDGE, bridges=(SWITCH,), numa_node=0, cpus=(0, 1, 2))
+        return model.PciFunction(
+            address=place,
+            vendor_id=1,
+            device_id=2,
+            class_code=3,
+            host_bridge=BRIDGE,
+            bridges=(SWITCH,),
+            numa_node=0,
+            cpus=(0, 1, 2),
+        )
 
     return model.Snapshot(
         origin=model.Origin.RECORDING,
@@ -114,6 +124,17 @@ def test_the_page_shows_the_machine() -> None:
         "Ready",
     ):
         assert expected in words
+
+
+def test_what_an_overlay_gave_is_marked() -> None:
+    known = snapshot()
+    assert matrix.GIVEN_MEANING not in page.render(view(snapshot=known))
+    source = model.Provenance.OVERLAY
+    pci = replace(known.gpus[0].pci, numa_source=source, switch=SWITCH, switches=(SWITCH,), switch_source=source)
+    shown = page.render(view(snapshot=replace(known, gpus=(replace(known.gpus[0], pci=pci),))))
+    assert "<td>0*</td></tr>" in shown
+    assert f"<td>{SWITCH}*</td>" in shown
+    assert f"*: {matrix.GIVEN_MEANING}." in shown
 
 
 def test_the_page_brings_everything_with_it() -> None:
