@@ -37,7 +37,7 @@ e2e: $(VENV)/.dev  ## Real pods on a real Kubernetes node, made here for the pur
 bench: $(VENV)/.dev  ## Measure; see docs/performance.md
 	$(BIN)/python -m hack.bench
 
-bench-real: $(VENV)/.dev  ## Measure on a real node of its own; needs root and Go
+bench-real: $(VENV)/.dev  ## Measure on a real node of its own; needs root
 	$(BIN)/python -m hack.bench --real
 
 genproto: $(VENV)/.dev  ## Regenerate proto/ from the .proto files
