@@ -145,6 +145,15 @@ class _Held:
                 yield node.line, f"there is no NUMA node {node.node} on this machine, but {there}"
         lines = {device.address: device.line for node in self._machine.numa_nodes for device in node.devices}
         yield from self._split_cards(self._node_of, lines, "NUMA nodes")
+        first: dict[PciAddress, PciAddress] = {}
+        for address in sorted(self._numa.keys() & self._functions.keys()):
+            for switch in self._functions[address].switches:
+                other = first.setdefault(switch, address)
+                if self._numa[address].node != self._numa[other].node:
+                    yield (
+                        lines[address],
+                        f"sysfs shows {address} and {other} below one switch {switch}, which is near one NUMA node",
+                    )
 
     def _group_problems(self) -> Iterator[overlay.Problem]:
         present = [address for address in sorted(self._chains) if address in self._functions]

@@ -50,12 +50,12 @@ def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> mode
         return model.PathClass.PIX if a.switches[0] == b.switches[0] else model.PathClass.PXB
     if a.host_bridge is None or b.host_bridge is None:
         return model.PathClass.UNKNOWN
+    if a.host_bridge == b.host_bridge and _same_slot(a.address, b.address):
+        return model.PathClass.PIX
     if a.host_bridge != b.host_bridge or _told_apart(a, b):
         if a.numa_node is None or b.numa_node is None:
             return model.PathClass.UNKNOWN
         return model.PathClass.NODE if a.numa_node == b.numa_node else model.PathClass.SYS
-    if _same_slot(a.address, b.address):
-        return model.PathClass.PIX
     shared = sum(
         1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.bridges, b.bridges, strict=False))
     )
@@ -108,12 +108,13 @@ def _in_groups(function: model.PciFunction) -> bool:
 
 
 def _told_apart(a: model.PciFunction, b: model.PciFunction) -> bool:
-    """Whether an overlay puts them near different NUMA nodes."""
+    """Whether an overlay puts them near different NUMA nodes; not where sysfs shows both below one switch, as that is sure."""
     return (
         a.numa_node is not None
         and b.numa_node is not None
         and a.numa_node != b.numa_node
         and model.Provenance.OVERLAY in (a.numa_source, b.numa_source)
+        and set(a.switches).isdisjoint(b.switches)
     )
 
 

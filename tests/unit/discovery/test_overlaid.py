@@ -251,6 +251,15 @@ def test_what_contradicts_the_machine_is_refused_whole(
     assert refusals(vm(), document) == expected
 
 
+def test_a_switch_of_sysfs_is_near_one_node() -> None:
+    snapshot = vm(gpus=tuple(wiring.gpu(gpu, pci=below(gpu, SWITCH)) for gpu in GPUS), nics=())
+    document = told(numa_nodes=WHOLE.machines[0].numa_nodes)
+    assert refusals(snapshot, document) == [
+        (f"o.yaml:2{line}", f"sysfs shows 0000:0{bus}:00.0 and 0000:01:00.0 below one switch 0000:e1:00.0, which is near one NUMA node")
+        for bus, line in ((3, 1), (4, 2))
+    ]  # fmt: skip
+
+
 def test_functions_of_one_device_stand_in_one_place() -> None:
     card = PciAddress(0, 0x13, 0, 1)
     snapshot = vm(nics=(*vm().nics, model.Nic(pci=hidden(card, class_code=0x020000))))

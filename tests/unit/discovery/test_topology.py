@@ -86,6 +86,11 @@ def test_the_socket_of_cpus_is_known_when_they_share_one() -> None:
     assert topology.socket_of(None, sockets) is None
 
 
+def test_functions_of_one_slot_stay_together_whatever_an_overlay_says_of_one() -> None:
+    given = replace(wiring.function(wiring.at(1), numa=1), numa_source=model.Provenance.OVERLAY)
+    assert between(given, wiring.function(wiring.at(1, 1), numa=0)) is PathClass.PIX
+
+
 def test_functions_of_one_slot_never_leave_it() -> None:
     assert between(wiring.function(wiring.at(1)), wiring.function(wiring.at(1, function=1))) is PathClass.PIX
 
@@ -117,6 +122,12 @@ def grouped(
     )
 
 
+def real(bus: int, numa: int, port: PciAddress) -> model.PciFunction:
+    """A function below a switch of sysfs, whose NUMA node an overlay corrected."""
+    pci = wiring.function(wiring.at(bus), numa=numa, bridges=(ROOT, UP, port), switches=(UP,))
+    return replace(pci, switch_source=model.Provenance.SYSFS, numa_source=model.Provenance.OVERLAY)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
@@ -130,6 +141,8 @@ def grouped(
         (grouped(1, 1, numa=0), grouped(2, 2, numa=0), PathClass.PHB),
         (grouped(1, numa=0), grouped(2, numa=1), PathClass.SYS),  # one host bridge near two nodes is made up
         (grouped(1, numa=0), grouped(2), PathClass.PHB),
+        (real(1, 0, DOWN1), real(2, 1, DOWN2), PathClass.PIX),  # a switch that sysfs shows is sure
+        (real(1, 0, DOWN1), grouped(2, numa=1, bridges=(ROOT,)), PathClass.SYS),
         (grouped(1, 1, bridges=(ROOT,)), grouped(2, 2, bridges=(ROOT,)), PathClass.PHB),  # bridges that are made up
         (grouped(1, bridges=(ROOT,)), grouped(2, 2, bridges=(ROOT,)), PathClass.PIX),  # one of them is not spoken of
         (grouped(1, 1, root=""), grouped(2, 2), PathClass.UNKNOWN),
