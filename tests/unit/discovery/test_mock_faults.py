@@ -40,6 +40,8 @@ ANY_FAULTS = [
     Fault(kind=Kind.NARROW_LINK, target=GPU1, width=4),
     Fault(kind=Kind.NUMA_UNKNOWN),
     Fault(kind=Kind.NUMA_UNKNOWN, target=GPU0),
+    Fault(kind=Kind.NUMA_WRONG, node=1),
+    Fault(kind=Kind.NUMA_WRONG, target=GPU0, node=1),
     Fault(kind=Kind.VFIO_BOUND, target=GPU0),
     Fault(kind=Kind.VFIO_BOUND, target=NIC),
     Fault(kind=Kind.NO_DRIVER),
@@ -177,6 +179,17 @@ def test_no_numa_node_is_named(machine: Path) -> None:
     assert changed == {"numa_node": b"-1\n", "local_cpulist": b"0-7\n", "local_cpus": b"ff\n"}
     faults.apply(machine, [Fault(kind=Kind.NUMA_UNKNOWN)])
     assert {path.read_text() for path in machine.glob("sys/bus/pci/devices/*/numa_node")} == {"-1\n"}
+
+
+def test_a_wrong_numa_node_is_named(machine: Path) -> None:
+    before = mockmachine.snapshot_of_files(machine)
+    faults.apply(machine, [Fault(kind=Kind.NUMA_WRONG, target=GPU1, node=1)])
+    changed = {path.rpartition("/")[2]: new for path, (_old, new) in _changed(machine, before).items()}
+    assert changed == {"numa_node": b"1\n", "local_cpulist": b"2-3,6-7\n", "local_cpus": b"cc\n"}
+    faults.apply(machine, [Fault(kind=Kind.NUMA_WRONG, node=1)])
+    for name in ("devices/*/numa_node", "devices/*/local_cpulist"):
+        assert len({path.read_text() for path in machine.glob(f"sys/bus/pci/{name}")}) == 1
+    assert {path.read_text() for path in machine.glob("sys/class/pci_bus/*/cpulistaffinity")} == {"2-3,6-7\n"}
 
 
 def test_a_gpu_bound_to_vfio(machine: Path) -> None:
@@ -319,6 +332,8 @@ def test_when_a_fault_is_on(now: float, on: bool) -> None:
         (Fault(kind=Kind.ECC, target=GPU0, at_s=5, until_s=5), "must end after it begins"),
         (Fault(kind=Kind.XID, target=GPU0, xid=79, until_s=5), "an Xid is an event and does not end"),
         (Fault(kind=Kind.GPU_LOST, target=GPU0._replace(bus=0xFF)), "no PCI function 0000:ff:00.0"),
+        (Fault(kind=Kind.NUMA_WRONG), "numa-wrong needs node"),
+        (Fault(kind=Kind.NUMA_WRONG, node=2), "no NUMA node 2 on this machine"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(tmp_path: Path, wrong: Fault, why: str) -> None:
