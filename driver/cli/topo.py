@@ -43,6 +43,9 @@ def command(output_format: output.Format, **values: str | None) -> None:
             _write_tables(snapshot)
         case output.Format.NCCL_XML:
             output.write_text(nccltopo.build(snapshot))
+            for finding in snapshot.findings:  # the form has no place for them
+                if finding.severity is model.Severity.ERROR:
+                    click.echo(f"{finding.severity}: {output.clean(f'{finding.subject}: {finding.message}')}", err=True)
         case _:
             output.write_document(build_document(snapshot), output_format)
 

@@ -134,6 +134,12 @@ def test_nccl_s_form_of_a_machine(machine: str, file: Path) -> None:
     assert cpu.attributes == {"numaid": "1", "affinity": "000000cc"}
     assert [node.attributes["busid"] for node in cpu.inside[0].inside] == [GPU0, GPU1, NIC]
     assert [node.attributes["rail"] for node in root.all() if node.name == "net"] == ["4"]
+    other = file.parent / "other.yaml"
+    other.write_text(NODE_1.replace("node: 1", "node: 9"), encoding="utf-8")
+    without = nearfield("topo", "--mock", machine, "--overlay", str(other), "-o", "nccl-xml")
+    assert without.returncode == 0
+    assert nccl_rules.read(without.stdout).inside[0].attributes["numaid"] == "0"
+    assert without.stderr.startswith(f"error: {other}:5: there is no NUMA node 9 on this machine, but 0, 1; nothing of")
     refused = nearfield("devices", "--mock", machine, "-o", "nccl-xml")
     assert (refused.returncode, refused.stdout) == (2, "")
     back = file.parent / "back.xml"
