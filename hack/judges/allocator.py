@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="look for better orders instead; minutes a machine of 8 GPUs, an hour with 16",
+        help="look for better orders instead; ten minutes a machine of 8 GPUs, hours with 16",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     given = parser.parse_args(argv)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if given.search:
             for line in _side_by_side(_search, given.machines or MACHINES, given.claims, given.sequences):
-                print(line)
+                print(line, flush=True)
             return 0
         results = run(given.machines or MACHINES, claims=given.claims, sequences=given.sequences)
     except (ToolError, upstream.UpstreamError, DiscoveryError) as error:
@@ -109,10 +109,10 @@ def run(machines: Sequence[str], *, claims: int, sequences: int) -> list[Result]
 
 def _side_by_side(
     task: Callable[[Path, str, int, int], T], machines: Sequence[str], claims: int, sequences: int
-) -> list[T]:
+) -> Iterator[T]:
     program = upstream.build()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda name: task(program, name, claims, sequences), machines))
+        yield from pool.map(lambda name: task(program, name, claims, sequences), machines)
 
 
 @dataclass(frozen=True, slots=True)
