@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from discovery import address
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
 from discovery.mock import configspace, cpulists, fault, hotplug, live, procnet, recording, treefiles, ueventsocket
@@ -23,7 +22,6 @@ from discovery.mock.recording import Entry, Link
 RECORDING_FILE = "recording.json"
 """The Recording a directory was rendered from: what is restored when a fault heals."""
 
-_FUNCTIONS = "sys/bus/pci/devices/"
 _ONLINE_CPUS = "sys/devices/system/cpu/online"
 _NODES = "sys/devices/system/node"
 _TREE_KINDS = (
@@ -85,12 +83,8 @@ def _behind(tree: recording.Tree, pci: PciAddress | None) -> Sequence[PciAddress
     directory = tree.function(pci)
     if directory is None:
         return (pci,)
-    links = (link for link in tree.links_into(directory) if link.startswith(_FUNCTIONS))
-
-    def by_path(link: str) -> str:
-        return tree.resolve(link) or ""
-
-    return [address.parse(posixpath.basename(link)) for link in sorted(links, key=by_path, reverse=True)]
+    functions = hotplug.functions(tree.links_into(directory))
+    return sorted(functions, key=lambda where: tree.function(where) or "", reverse=True)
 
 
 class Timeline:

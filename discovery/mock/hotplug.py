@@ -8,8 +8,9 @@ that goes up or down sends none.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from discovery import address
@@ -17,7 +18,7 @@ from discovery.address import PciAddress
 from discovery.mock.recording import Entry, Tree
 
 _DEVICES = "sys/bus/pci/devices/"
-_CLASSES = ("net", "infiniband", "nvme")
+_CLASSES = ("sys/class/net/", "sys/class/infiniband/", "sys/class/nvme/")
 _MODULES = "sys/module/nvidia"
 
 
@@ -39,6 +40,16 @@ class Event:
             f"SEQNUM={seqnum}",
         ]
         return "".join(f"{line}\0" for line in lines).encode()
+
+
+def functions(paths: Iterable[str]) -> dict[PciAddress, str]:
+    """The links of the PCI bus among some paths. A recording may hold names that are no addresses."""
+    found = {}
+    for path in paths:
+        if path.startswith(_DEVICES):
+            with contextlib.suppress(ValueError):
+                found[address.parse(posixpath.basename(path))] = path
+    return found
 
 
 def events(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> tuple[Event, ...]:
@@ -82,17 +93,13 @@ class _State:
         self.classes: dict[str, tuple[str, str]] = {}
         self.modules: set[str] = set()
         for path in files:
-            if path.startswith(_DEVICES) and (directory := self._tree.resolve(path)) is not None:
-                self.functions[address.parse(posixpath.basename(path))] = directory
-            elif path.startswith(_MODULES):
+            if path.startswith(_MODULES):
                 self.modules.add(path.split("/")[2])
-            else:
-                self._note_class(path)
-
-    def _note_class(self, path: str) -> None:
-        for name in _CLASSES:
-            if path.startswith(f"sys/class/{name}/") and (directory := self._tree.resolve(path)) is not None:
-                self.classes[path] = (name, _devpath(directory))
+            elif path.startswith(_CLASSES) and (directory := self._tree.resolve(path)) is not None:
+                self.classes[path] = (path.split("/")[2], _devpath(directory))
+        for pci, link in functions(files).items():
+            if (directory := self._tree.resolve(link)) is not None:
+                self.functions[pci] = directory
 
     def driver(self, pci: PciAddress) -> str | None:
         """The driver of a function; None where there is none, or no function."""

@@ -122,6 +122,15 @@ def test_a_switch_that_is_pulled_takes_along_what_is_behind_it(tmp_path: Path) -
     assert len(view.view(live.LiveFile(tmp_path).read(), now=1e12).gpus) == 2
 
 
+def test_names_that_are_no_addresses_are_left_out() -> None:
+    files = {**BASE, "sys/bus/pci/devices/nonsense": recording.Link("../../../devices/nonsense")}
+    assert hotplug.events(BASE, files) == ()
+    port = Fault(kind=Kind.FALLEN_OFF, target=upstream())
+    below = f"../../..{devpath(upstream())}/odd"
+    tree = recording.Tree({**files, "sys/bus/pci/devices/odd": recording.Link(below)})
+    assert {item.fault.target for item in faults.place(tree, [port], since=0)} >= {GPU0, GPU1, NIC, upstream()}
+
+
 STEPS = [
     Fault(kind=Kind.FALLEN_OFF, target=GPU0),
     Fault(kind=Kind.FALLEN_OFF, target=NIC),
