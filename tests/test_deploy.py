@@ -446,7 +446,7 @@ def test_kind_up_says_what_is_missing_before_it_does_anything(tmp_path: Path) ->
     engine = kind_up(tmp_path / "c", stubs=("kind", "kubectl"))
     assert (engine.returncode, "neither Docker nor Podman" in engine.stderr) == (1, True)
     machine = kind_up(tmp_path / "d", "dgx-h200", stubs=("kind", "kubectl", "docker"))
-    assert (machine.returncode, "no machine dgx-h200; there are: dgx-h100 gb200-tray" in machine.stderr) == (1, True)
+    assert (machine.returncode, "no machine dgx-h200; there are: " in machine.stderr) == (1, True)
     assert kind_up(tmp_path / "e", "--colour").returncode == 2
 
 
