@@ -15,8 +15,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from discovery import overlay, overlayfile
+from discovery import document, overlay, overlayfile
 from discovery.address import parse
 from discovery.errors import DocumentError
 
@@ -92,8 +94,7 @@ def test_a_fleet_may_have_a_nccl_topology_for_some_of_its_machines(tmp_path: Pat
     (tmp_path / "topologies").mkdir()
     other = tmp_path / "topologies/a.xml"
     other.write_text(XML, encoding="utf-8")
-    document = read(tmp_path, HEAD + "- match: {gpu: 10de:20b0}\n  ncclTopology: topologies/a.xml\n")
-    (machine,) = document.machines
+    (machine,) = read(tmp_path, HEAD + "- match: {gpu: 10de:20b0}\n  ncclTopology: topologies/a.xml\n").machines
     assert (machine.file, machine.match) == (str(other), overlay.Match(gpu=(0x10DE, 0x20B0)))
     other.write_text("<system/>", encoding="utf-8")
     assert refusal(tmp_path, HEAD + "- ncclTopology: topologies/a.xml\n") == [
@@ -117,8 +118,7 @@ def test_what_was_read_can_be_written_as_a_document(tmp_path: Path) -> None:
         "- ncclTopology: a.xml\n"
     )
     (tmp_path / "a.xml").write_text(XML, encoding="utf-8")
-    document = read(tmp_path, text)
-    written = overlayfile.to_json(document)
+    written = overlayfile.to_json(read(tmp_path, text))
     assert json.loads(json.dumps(written)) == {
         "apiVersion": "config.nearfield.dev/v1alpha1",
         "kind": "TopologyOverlay",
@@ -206,6 +206,33 @@ def test_an_overlay_is_told_from_a_configuration(data: bytes, is_overlay: bool) 
 )  # fmt: skip
 def test_errors_name_line_and_key(tmp_path: Path, text: str, lines: list[str]) -> None:
     assert refusal(tmp_path, text) == lines
+
+
+WORDS = st.sampled_from(
+    (
+        "machines", "match", "numaNodes", "node", "devices", "switches", "name", "parent", "rails", "nic", "rail", "ncclTopology",
+        "vendor", "product", "gpu", "10de:2330", "0000:01:00.0", "a", "kind", "", "\0", "~",
+    )
+)  # fmt: skip
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-2, 2**70), st.floats(allow_nan=False, allow_infinity=False), WORDS
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(VALUES, max_size=3))
+def test_whatever_the_document_holds_it_is_an_overlay_or_an_error(machines: list[object]) -> None:
+    told = {"apiVersion": overlayfile.API_VERSION, "kind": overlayfile.KIND, "machines": machines}
+    source = document.parse(json.dumps(told).encode(), name="o.yaml")
+    try:
+        read_back = overlayfile.parse(source, folder=Path("/nonexistent"))
+    except DocumentError:
+        return
+    assert [overlay.problems(machine) for machine in read_back.machines] == [()] * len(machines)
 
 
 def test_too_much_is_refused(tmp_path: Path) -> None:
