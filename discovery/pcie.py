@@ -34,8 +34,6 @@ _MAX_CAPABILITIES = 48
 _ACCESS_CONTROL = 0x000D
 _REQUEST_REDIRECT = 1 << 2
 _EGRESS_CONTROL = 1 << 5
-_ABSENT = 0xFFFFFFFF
-"""What a read gives that nobody answers."""
 
 _PORT_TYPES = {
     4: PortType.ROOT,
@@ -184,8 +182,6 @@ def _redirects(read: ConfigReader) -> bool | None:
         if len(piece) < 8:
             return None
         header, control = struct.unpack("<IxxH", piece)
-        if header == _ABSENT:
-            return None
         if header & 0xFFFF == _ACCESS_CONTROL:
             if control & _REQUEST_REDIRECT:
                 return True

@@ -28,7 +28,8 @@ def test_where_every_port_redirects_every_function_is_alone() -> None:
 
 
 def test_what_a_root_port_does_not_redirect_is_one_group() -> None:
-    groups = _groups()
+    groups = _groups(("ports: [{nvme: samsung-pm9a3}]", "ports: [{nvme: samsung-pm9a3}, {nvme: samsung-pm9a3}]"))
+    assert groups["0000:80:02.0"] == groups["0000:82:00.0"] != groups["0000:80:01.0"]
     assert len({group for pci, group in groups.items() if not pci.startswith("0000:8")}) == 1
     assert groups["0000:80:01.0"] == groups["0000:81:00.0"] != groups["0000:15:01.0"]
 

@@ -61,6 +61,17 @@ def test_the_nearest_class_wins_over_the_order() -> None:
     assert own == model.NicPairing(address=at(9), distance=model.PathClass.PIX, name="mlx5_9", ties=(at(9),), rail=0)
 
 
+def test_a_nic_is_as_near_as_its_data_direct_function_where_that_is_nearer() -> None:
+    near, far = wiring.function(at(8), bridges=(UP, DOWN2)), wiring.function(at(8), root="pci0000:80")
+    own = gpu(1, bridges=(UP, DOWN1))
+    beside = replace(nic(9, root="pci0000:80", numa=None), data_direct=near)
+    (pairing,) = pair([own], [nic(2), beside]).gpus.values()
+    assert (pairing.address, pairing.distance, pairing.data_direct) == (at(9), model.PathClass.PIX, at(8))
+    for data_direct in (near, far):
+        (pairing,) = pair([own], [replace(nic(9, bridges=(UP, DOWN2)), data_direct=data_direct)]).gpus.values()
+        assert (pairing.distance, pairing.data_direct) == (model.PathClass.PIX, None)
+
+
 def test_all_ties_are_kept_and_shared_out_in_the_order_of_addresses() -> None:
     pairings = pair([gpu(bus) for bus in (1, 2, 3)], [nic(bus) for bus in (4, 5, 6)])
     assert chosen(pairings) == {1: (4, 0), 2: (5, 0), 3: (6, 0)}

@@ -258,7 +258,11 @@ def test_a_part_of_two_levels_is_one_switch_by_config_or_by_attributes(tree: pci
         (f"{outer}/0000:62:01.0", DOWNSTREAM, None), (inner, UPSTREAM, (0x1000, 0x102A)), (f"{inner}/0000:64:00.0", DOWNSTREAM, None),
     ):  # fmt: skip
         config = pcitree.config(port, subsystem=subsystem, length=64 if restricted else None)
-        ids = {} if subsystem is None else {"subsystem_vendor": "0x1000", "subsystem_device": f"0x{subsystem[1]:04x}"}
+        ids = (
+            {}
+            if subsystem is None or not restricted
+            else {"subsystem_vendor": "0x1000", "subsystem_device": f"0x{subsystem[1]:04x}"}
+        )
         tree.bridge(place, port, config=config, **ids)
     tree.function(f"{inner}/0000:64:00.0/0000:65:00.0", **GPU)
     tree.function(f"{outer}/0000:62:01.0/0000:66:00.0", **NIC)
