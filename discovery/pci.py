@@ -24,9 +24,9 @@ _DATA_DIRECT = 0x2100
 """The DMA function of a ConnectX-8 (drivers/infiniband/hw/mlx5/data_direct.c)."""
 
 _NETWORK, _DISPLAY = 0x02, 0x03
-_NON_VOLATILE_MEMORY, _OTHER_BRIDGE, _DMA_CONTROLLER = 0x0108, 0x0680, 0x0801
+_NON_VOLATILE_MEMORY, _OTHER_BRIDGE, _DMA_CONTROLLER, _INFINIBAND = 0x0108, 0x0680, 0x0801, 0x0C06
 _WANTED_BASES = frozenset((_NETWORK, _DISPLAY))
-_WANTED_CLASSES = frozenset((_NON_VOLATILE_MEMORY, _OTHER_BRIDGE, _DMA_CONTROLLER))
+_WANTED_CLASSES = frozenset((_NON_VOLATILE_MEMORY, _OTHER_BRIDGE, _DMA_CONTROLLER, _INFINIBAND))
 _MAX_LANES = 32
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s\b")
 
@@ -69,8 +69,8 @@ def device_components(link: str, target: str) -> tuple[str, ...]:
 
 
 def functions(files: sysfs.Sysfs, rdma: Iterable[PciAddress], found: findings.Findings) -> tuple[Function, ...]:
-    """The functions that matter here, ordered by address: NVIDIA GPUs and NVSwitches, NICs (class 02, and those in `rdma`)
-    and what belongs to them, NVMe controllers.
+    """The functions that matter here, ordered by address: NVIDIA GPUs and NVSwitches, NICs (classes 02 and 0c06, and those
+    in `rdma`) and what belongs to them, NVMe controllers.
 
     Raises a ProbeError where no GPU is seen and a function cannot be read: that is no machine without GPUs.
     """
@@ -144,7 +144,7 @@ def _identify(files: sysfs.Sysfs, name: str, rdma: frozenset[PciAddress]) -> Fun
     device_id = files.hexadecimal(f"{path}/device", 16) if vendor_id == MELLANOX else None
     if vendor_id == MELLANOX and device_id == _DATA_DIRECT:
         kind = Kind.DATA_DIRECT
-    elif base == _NETWORK or where in rdma:
+    elif base == _NETWORK or subclass == _INFINIBAND or where in rdma:
         kind = Kind.NIC
     elif vendor_id == NVIDIA and base == _DISPLAY:
         kind = Kind.GPU

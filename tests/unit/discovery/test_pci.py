@@ -59,9 +59,11 @@ def test_what_counts_and_as_what(tree: pcitree.Tree) -> None:
     )  # RDMA without class 02
     tree.function("pci0000:00/0000:00:07.0", **NVME)
     tree.function("pci0000:00/0000:00:08.0", **{**GPU, "vendor": "0x1002"})  # another vendor's GPU
+    tree.function("pci0000:00/0000:00:09.0", **{**NIC, "class": "0x0c0600"})  # InfiniBand, its RDMA device in a pod
     functions, noted = find(tree, "0000:00:06.0")
     assert [(function.address.device, function.kind.value) for function in functions] == [
         (1, "GPU"), (2, "GPU"), (3, "NVSwitch"), (4, "NIC"), (5, "NIC"), (6, "NIC"), (7, "NVMe"),
+        (9, "NIC"),
     ]  # fmt: skip
     assert noted == []
 
