@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m hack.bench", description="Measure the agent; see docs/performance.md."
     )
     parser.add_argument("--only", metavar="PART[,PART]", type=_parts, help=", ".join((*PARTS, *REAL_PARTS)))
-    parser.add_argument("--real", action="store_true", help="on a real node (hack/cluster); it takes root and Go")
+    parser.add_argument("--real", action="store_true", help="on a real node (hack/cluster); it takes root")
     parser.add_argument(
         "--cluster",
         metavar="NAME",
