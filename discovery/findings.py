@@ -24,6 +24,7 @@ CODES = frozenset(
         "minor-differs",
         "no-gpu",
         "not-permitted",
+        "numa-alike",
         "numa-from-overlay",
         "numa-node-unreadable",
         "numa-unknown",

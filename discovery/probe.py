@@ -23,6 +23,7 @@ from discovery import (
     gpus,
     host,
     links,
+    locality,
     model,
     network,
     nics,
@@ -247,7 +248,8 @@ def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Fi
     """A Snapshot with everything that follows from what was read and from the overlay: groups, NIC pairing, rails. Pure."""
     applied = overlaid.apply(snapshot, options.overlay, found)
     snapshot = applied.snapshot
-    _note_unknown_numa(snapshot, found)
+    locality.note_unknown(snapshot, found)
+    locality.note_alike(snapshot, found)
     ports = topology.port_types(snapshot.bridges)
     wiring = nvlink.wiring(snapshot.gpus, found)
     groups = aligned.groups(snapshot.gpus, wiring, found)
@@ -273,24 +275,6 @@ def probe(
 ) -> model.Snapshot:
     """One full look; see `Machine.probe`."""
     return Machine(files=sysfs, dev=dev, library=library, origin=origin, options=options, clock=clock).probe()
-
-
-def _note_unknown_numa(snapshot: model.Snapshot, found: findings.Findings) -> None:
-    """A Finding for every function whose NUMA node neither the firmware nor an overlay tells."""
-    kinds: tuple[tuple[str, Callable[[str, object, str], None], Iterable[model.PciFunction]], ...] = (
-        (pci.Kind.GPU.value, found.warning, (gpu.pci for gpu in snapshot.gpus)),
-        (pci.Kind.NVSWITCH.value, found.info, snapshot.nvswitches),
-        (pci.Kind.NIC.value, found.info, (nic.pci for nic in snapshot.nics)),
-        (pci.Kind.NVME.value, found.info, (nvme.pci for nvme in snapshot.nvmes)),
-    )
-    for kind, note, functions in kinds:
-        for function in functions:
-            if function.numa_node is None and function.physical_function is None:
-                note(
-                    "numa-unknown",
-                    function.address,
-                    f"the firmware tells no NUMA node for this {kind}; paths over the CPU are UNKNOWN",
-                )
 
 
 def _bound(drivers: Iterable[tuple[PciAddress, str | None]]) -> tuple[PciAddress, ...]:

@@ -29,7 +29,7 @@ FINDINGS = {
         (Severity.INFO, "nvlink-inferred", "0000:d1:00.0"),
     },
     "faulty-link-narrow": {(Severity.WARNING, "pcie-link-narrow", "0000:84:00.0")},
-    "faulty-numa-wrong": set(),
+    "faulty-numa-wrong": {(Severity.INFO, "numa-alike", "node")},
     "faulty-nvlink-down": {
         (Severity.WARNING, "nvlink-down", "0000:17:00.0"),
         (Severity.WARNING, "nvlink-down", "0000:65:00.0"),
