@@ -177,6 +177,8 @@ def _nic(nic: model.Nic) -> _Box:
     given = _GIVEN if nic.rail_source is model.Provenance.OVERLAY else ""
     rail = "" if nic.rail is None else f"rail {nic.rail}{given}"
     states = [f"{port.link_layer} {port.state}" for device in nic.rdma_devices for port in device.ports]
+    if nic.data_direct is not None:
+        states.append(f"Data Direct {nic.data_direct.address}")
     return _card(nic.pci, f"NIC {nic.address}", " ".join(names), rail, colour=_GREY, told=states)
 
 

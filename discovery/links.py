@@ -5,10 +5,10 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from discovery import findings, model, upward
+from discovery import findings, model, nvlink, upward
 from discovery.address import PciAddress
 
 
@@ -53,13 +53,21 @@ def note_degraded(functions: Iterable[model.PciFunction], ways: upward.Ways, fou
             )
 
 
-def note_nvlinks_down(gpus: Iterable[model.Gpu], found: findings.Findings) -> None:
-    """Notes the NVLinks that are down. They count as down where others of the same GPU are up; a board without a bridge plugged
-    in has none up and nothing wrong.
+def note_nvlinks_down(gpus: Sequence[model.Gpu], found: findings.Findings) -> None:
+    """Notes the NVLinks that are down. They count as down where something says that they lead somewhere: others of the same GPU
+    are up, they still name what they end in, or others of its model have links to NVSwitches, as boards of that kind wire
+    all alike. A card without a bridge plugged in has none up and nothing wrong.
     """
+    switched = {
+        nvlink.board(gpu)
+        for gpu in gpus
+        if any(link.active and link.remote_kind is model.RemoteKind.SWITCH for link in gpu.nvlinks)
+    }
     for gpu in gpus:
-        down = [str(nvlink.link) for nvlink in gpu.nvlinks if not nvlink.active]
-        if down and len(down) < len(gpu.nvlinks):
+        down = [link for link in gpu.nvlinks if not link.active]
+        wired = any(link.remote is not None or link.remote_kind is not None for link in down)
+        if down and (len(down) < len(gpu.nvlinks) or wired or nvlink.board(gpu) in switched):
+            numbers = ", ".join(str(link.link) for link in down)
             found.warning(
-                "nvlink-down", gpu.address, f"{len(down)} of its {len(gpu.nvlinks)} NVLinks are down: {', '.join(down)}"
+                "nvlink-down", gpu.address, f"{len(down)} of its {len(gpu.nvlinks)} NVLinks are down: {numbers}"
             )

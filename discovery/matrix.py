@@ -8,7 +8,7 @@ their physical function, whose paths they share: a NIC may have hundreds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from discovery import model, paths
@@ -66,7 +66,7 @@ def build(snapshot: model.Snapshot) -> Matrix:
     nics = [nic for nic in snapshot.nics if nic.pci.physical_function not in listed]
     devices = [
         *((f"GPU{index}", gpu.pci, _describe_gpu(gpu)) for index, gpu in enumerate(gpus)),
-        *((f"NIC{index}", nic.pci, _describe_nic(nic)) for index, nic in enumerate(nics)),
+        *((f"NIC{index}", nic.pci, _describe_nic(nic, gpus)) for index, nic in enumerate(nics)),
     ]
     between = {(path.a, path.b): path for path in paths.between_all(snapshot)}
 
@@ -132,6 +132,14 @@ def _describe_gpu(gpu: model.Gpu) -> str:
     return name if gpu.state is model.GpuState.READY else f"{name} ({gpu.state})"
 
 
-def _describe_nic(nic: model.Nic) -> str:
+def _describe_nic(nic: model.Nic, gpus: Sequence[model.Gpu]) -> str:
     names = [*(device.name for device in nic.rdma_devices), *(interface.name for interface in nic.interfaces)]
-    return ", ".join(dict.fromkeys(names)) or f"device {nic.pci.vendor_id:04x}:{nic.pci.device_id:04x}"
+    name = ", ".join(dict.fromkeys(names)) or f"device {nic.pci.vendor_id:04x}:{nic.pci.device_id:04x}"
+    if nic.data_direct is None:
+        return name
+    near = ", ".join(
+        f"{gpu.nic.distance} to GPU{index}"
+        for index, gpu in enumerate(gpus)
+        if gpu.nic is not None and gpu.nic.data_direct == nic.data_direct.address
+    )
+    return f"{name}, Data Direct {nic.data_direct.address}" + (f" ({near})" if near else "")

@@ -194,12 +194,12 @@ def _fabrics(
     fabrics: dict[PciAddress, _Fabric] = {gpu.address: told.get(gpu.address) if several else None for gpu in on_switch}
     by_model: dict[tuple[int | None, ...], list[PciAddress]] = {}
     for gpu in on_switch:
-        by_model.setdefault(_model(gpu), []).append(gpu.address)
-    linked = {_model(gpu) for gpu in gpus if gpu.address not in dark and gpu.nvlinks}
+        by_model.setdefault(board(gpu), []).append(gpu.address)
+    linked = {board(gpu) for gpu in gpus if gpu.address not in dark and gpu.nvlinks}
     for gpu in gpus:
         if gpu.address not in dark:
             continue
-        like = by_model.get(_model(gpu), [])
+        like = by_model.get(board(gpu), [])
         joins = {fabrics[other] for other in like}
         ready = gpu.state is model.GpuState.READY
         if len(joins) == 1:
@@ -211,7 +211,7 @@ def _fabrics(
                 f"{'none of its NVLinks is active' if ready else f'its NVLinks cannot be read ({gpu.state})'}; for the "
                 f"names of groups it is counted to the NVSwitch fabric of {like[0]}, which is the same model",
             )
-        elif not ready and _model(gpu) in linked:
+        elif not ready and board(gpu) in linked:
             found.info(
                 "nvlink-unknown",
                 gpu.address,
@@ -221,6 +221,7 @@ def _fabrics(
     return fabrics
 
 
-def _model(gpu: model.Gpu) -> tuple[int | None, ...]:
+def board(gpu: model.Gpu) -> tuple[int | None, ...]:
+    """The model of a GPU, as its PCI identity tells it: equal ones are wired alike."""
     pci = gpu.pci
     return (pci.vendor_id, pci.device_id, pci.subsystem_vendor_id, pci.subsystem_device_id)

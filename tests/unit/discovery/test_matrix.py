@@ -71,6 +71,15 @@ def test_a_nic_is_described_by_its_names() -> None:
     assert (row.label, row.description) == ("NIC0", "mlx5_0, ens1")
 
 
+def test_a_nic_says_where_its_data_direct_function_is_and_whom_that_is_near() -> None:
+    nic = model.Nic(pci=function(C), data_direct=function(D))
+    pairing = model.NicPairing(address=C, distance=model.PathClass.PXB, data_direct=D)
+    rows = matrix.build(snapshot(gpus=(gpu(A), replace(gpu(B), nic=pairing)), nics=(nic,))).rows
+    assert rows[2].description == "device 10de:2330, Data Direct 0000:04:00.0 (PXB to GPU1)"
+    (row,) = matrix.build(snapshot(nics=(nic,))).rows
+    assert row.description == "device 10de:2330, Data Direct 0000:04:00.0"
+
+
 def test_virtual_functions_stand_with_their_physical_one() -> None:
     def virtual(place: address.PciAddress, physical: address.PciAddress) -> model.Nic:
         return model.Nic(pci=replace(function(place), physical_function=physical))
