@@ -67,6 +67,9 @@ def started(program: Path) -> Iterator[Allocator]:
             yield Allocator(child)
         finally:
             child.kill()
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # of a question that a child that ended did not take
+                child.stdin.close()
 
 
 def build() -> Path:
