@@ -61,6 +61,8 @@ _BRIDGES = ("0x0600", "0x0604", "0x0801")
 _MARKUP = re.compile(
     r"<!(?!--)(?:DOCTYPE|ENTITY|\[CDATA\[)?|&(?!(?:lt|gt|amp|quot|apos|#x?[0-9a-fA-F]{1,8});)[^;\s]{0,40};?"
 )
+_REMARK = re.compile(r"<!--|<\?")
+_REMARK_ENDS = {"<!--": "-->", "<?": "?>"}
 _ENCODING = re.compile(r"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([^"']{0,40})""")
 _WITHOUT_DOMAIN = re.compile(r":?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
@@ -154,7 +156,7 @@ def _refuse_text(data: bytes, name: str) -> None:
     declared = _ENCODING.match(text)
     if declared is not None and declared[1].lower() not in ("utf-8", "us-ascii", "ascii"):
         raise DocumentError(f"{name}:1: encoding {_clean(declared[1])!r} is not accepted: save it as UTF-8")
-    bare = _without_comments(text)
+    bare = _without_remarks(text)
     markup = _MARKUP.search(bare)
     if markup is not None:
         line = bare.count("\n", 0, markup.start()) + 1
@@ -163,13 +165,19 @@ def _refuse_text(data: bytes, name: str) -> None:
         )
 
 
-def _without_comments(text: str) -> str:
-    """The text with nothing but line ends in its comments. One that does not end is left for the parser to refuse."""
+def _without_remarks(text: str) -> str:
+    """The text with nothing but line ends in its comments and processing instructions, in each of which the other's beginning is
+    plain text. One that does not end is left for the parser to refuse.
+    """
     kept: list[str] = []
     at = 0
-    while (begin := text.find("<!--", at)) >= 0 and (end := text.find("-->", begin + 4)) >= 0:
+    while remark := _REMARK.search(text, at):
+        begin, end_mark = remark.start(), _REMARK_ENDS[remark[0]]
+        end = text.find(end_mark, remark.end())
+        if end < 0:
+            break
         kept += (text[at:begin], "\n" * text.count("\n", begin, end))
-        at = end + 3
+        at = end + len(end_mark)
     return "".join((*kept, text[at:]))
 
 

@@ -196,6 +196,14 @@ MANY = " ".join(f'a{i}=""' for i in range(50_000))
             "t.xml:1: <!DOCTYPE is not accepted: a topology has no DTD, no entities and no CDATA",
         ),
         (
+            '<?a <!--?>\n<!DOCTYPE s [<!ENTITY e "1">]>\n<system version="&e;"/>\n<?b -->?>',
+            "t.xml:2: <!DOCTYPE is not accepted: a topology has no DTD, no entities and no CDATA",
+        ),
+        (
+            '<!-- <? -->\n<!DOCTYPE s [<!ENTITY e "1">]>\n<system version="&e;"/>\n<!-- ?> -->',
+            "t.xml:2: <!DOCTYPE is not accepted: a topology has no DTD, no entities and no CDATA",
+        ),
+        (
             '\n<!DOCTYPE system SYSTEM "http://127.0.0.1:9/x.dtd">\n<system version="1"/>',
             "t.xml:2: <!DOCTYPE is not accepted: a topology has no DTD, no entities and no CDATA",
         ),
@@ -244,7 +252,7 @@ def test_hostile_xml_is_refused_within_bounds(text: str | bytes, message: str | 
 PIECES = st.sampled_from(
     (
         '<system version="1">', "</system>", '<cpu numaid="0">', "</cpu>", '<pci busid="0000:01:00.0">', "</pci>", "<gpu/>",
-        '<pci busid="0000:02:00.0" class="0x030200"/>', '<nic><net rail="1"/></nic>', "<!--", "-->", "&", "<!DOCTYPE x>", "\n",
+        '<pci busid="0000:02:00.0" class="0x030200"/>', '<nic><net rail="1"/></nic>', "<!--", "-->", "<?x ", "?>", "&", "<!DOCTYPE x>", "\n",
         "text", '<cpu numaid="-1" affinity="ff">', "<x>", "</x>", "<?p?>", '<pci busid="">', "<pci>", "\x1f", "é",
     )
 )  # fmt: skip
