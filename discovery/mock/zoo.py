@@ -19,6 +19,9 @@ from discovery.mock.products import Model
 
 _PRODUCTS = Path(__file__).parent / "products.yaml"
 
+MAX_BASES = 16
+"""Variants of Variants; nobody needs three."""
+
 M = TypeVar("M", bound=Model)
 
 _Document = machine.Machine | variant.Variant
@@ -90,9 +93,12 @@ def _described(read: document.Document, above: tuple[str, ...]) -> tuple[machine
     if isinstance(described, machine.Machine):
         return described, read
     path = shelf.find(described.base, beside=Path(read.name))
-    if str(path) in above:
-        chain = " > ".join((*above[above.index(str(path)) :], str(path)))
+    again = next((index for index, name in enumerate(above) if _same(path, Path(name))), None)
+    if again is not None:
+        chain = " > ".join((*above[again:], str(path)))
         raise DocumentError(f"{read.where(('base',))}: it would be based on itself: {chain}")
+    if len(above) > MAX_BASES:
+        raise DocumentError(f"{read.where(('base',))}: more than {MAX_BASES} Variants stand on each other")
     if not path.is_file():
         raise DocumentError(
             f"{read.where(('base',))}: {described.base} is neither a machine of the zoo ({', '.join(names())}) nor a file "
@@ -100,6 +106,14 @@ def _described(read: document.Document, above: tuple[str, ...]) -> tuple[machine
         )
     base, hardware = _described(document.read(path), (*above, str(path)))
     return described.of(base), hardware
+
+
+def _same(path: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, however they are spelt."""
+    try:
+        return path == other or path.samefile(other)
+    except (OSError, ValueError):
+        return False
 
 
 def _document(read: document.Document) -> _Document:

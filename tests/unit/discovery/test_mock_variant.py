@@ -74,6 +74,25 @@ def test_a_variant_of_itself_is_refused_and_the_chain_named(folder: Path) -> Non
         zoo.load(write(folder, "alone", "alone.yaml"))
 
 
+def test_a_variant_of_itself_is_found_by_whatever_way_it_is_named(folder: Path) -> None:
+    again = write(folder, "one", f"../{folder.name}/one.yaml")
+    with pytest.raises(DocumentError, match=r"one\.yaml:4: base: .*based on itself: \S*one\.yaml > \S*one\.yaml$"):
+        zoo.load(again)
+    assert stamp.of(again) is None
+    (folder / "link.yaml").symlink_to("linked.yaml")
+    with pytest.raises(DocumentError, match=r"linked\.yaml:4: base: .*based on itself"):
+        zoo.load(write(folder, "linked", "link.yaml"))
+
+
+def test_variants_stand_on_each_other_so_far_and_no_further(folder: Path) -> None:
+    write(folder, "v0", "small.yaml")
+    for number in range(1, 40):
+        write(folder, f"v{number}", f"v{number - 1}.yaml")
+    assert zoo.load(str(folder / f"v{zoo.MAX_BASES - 1}.yaml")).name == f"v{zoo.MAX_BASES - 1}"
+    with pytest.raises(DocumentError, match=r"v23\.yaml:4: base: more than 16 Variants"):
+        zoo.load(str(folder / "v39.yaml"))
+
+
 def test_a_base_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(
         DocumentError, match=r"base: dgx-h1000 is neither a machine of the zoo \(.*dgx-h100.*\) nor a file"
