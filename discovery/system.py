@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from discovery import errors, findings, model, sysfs
 from discovery.address import PciAddress
@@ -56,7 +56,7 @@ def host(files: sysfs.Sysfs, memory_bytes: int | None, found: findings.Findings)
 
 
 def numa_nodes(files: sysfs.Sysfs, found: findings.Findings) -> tuple[model.NumaNode, ...]:
-    """The online NUMA nodes; none on a kernel without NUMA."""
+    """The online NUMA nodes, each with its distances to them; none on a kernel without NUMA."""
     root = sysfs.Directory(files, _NODES, subject="host", found=found)
     online = root.cpu_list("online") or ()
     nodes = []
@@ -77,7 +77,11 @@ def numa_nodes(files: sysfs.Sysfs, found: findings.Findings) -> tuple[model.Numa
                 distances=_distances(directory, online, found),
             )
         )
-    return tuple(nodes)
+    there = {node.node for node in nodes}
+    return tuple(
+        replace(node, distances={to: distance for to, distance in node.distances.items() if to in there})
+        for node in nodes
+    )
 
 
 def nvidia_module_version(files: sysfs.Sysfs, found: findings.Findings) -> str | None:

@@ -71,6 +71,14 @@ def test_a_node_that_went_offline_in_between_is_left_out(tree: pcitree.Tree) -> 
     assert codes(found) == ["numa-node-unreadable"]
 
 
+def test_nothing_is_said_of_a_node_that_was_left_out(tree: pcitree.Tree) -> None:
+    tree.cpus("0", "1")
+    tree.write("sys/devices/system/node/node1/cpulist", "what")
+    found = findings.Findings()
+    assert system.numa_nodes(tree.files(), found) == (model.NumaNode(node=0, cpus=(0,), distances={0: 10}),)
+    assert codes(found) == ["numa-node-unreadable", "sysfs-malformed"]
+
+
 def test_names_of_the_host(tree: pcitree.Tree) -> None:
     tree.write("sys/class/dmi/id/sys_vendor", "NVIDIA")
     tree.write("sys/class/dmi/id/product_name", "DGXH100")
