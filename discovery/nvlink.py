@@ -5,7 +5,7 @@ Two things are kept apart. *Active* links are what works now between GPUs that a
 as far as anybody can say: also links that are down, and those of a GPU that cannot be asked (lost, unbound, bound to
 vfio-pci). Groups are named by their lowest address, so the groups of healthy GPUs must not change when one of them dies.
 What can be known about a GPU that does not answer:
-- its peers still name it as the far end of their own links;
+- its peers still name it as the far end of their own links, also one that has no others and so no active link any more;
 - if GPUs of the same model (PCI device and subsystem) have links to NVSwitches, it sits on the same fabric, because boards
   of that kind wire every GPU alike. This is an inference, and said in a Finding.
 What cannot: its links to peers that do not name the far end of a link that is down. That is a Finding too.
@@ -42,7 +42,7 @@ class Wiring:
     joined: frozenset[Pair] = frozenset()
     """Pairs that belong together: active links where both ends answer, wired links where one cannot be asked."""
     dark: frozenset[PciAddress] = frozenset()
-    """GPUs whose own links say nothing: they cannot be asked, or none of their links is active."""
+    """GPUs whose own links say nothing: they cannot be asked, or none of their links is active though a far end answers."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,11 @@ def wiring(gpus: Sequence[model.Gpu], found: findings.Findings) -> Wiring:
     ordered = sorted(gpus, key=lambda gpu: gpu.address)
     ends = {gpu.address: _ends(gpu, {other.address for other in ordered}) for gpu in ordered}
     silent = {gpu.address for gpu in ordered if gpu.state is not model.GpuState.READY}
-    dark = silent | {gpu.address for gpu in ordered if gpu.nvlinks and not any(link.active for link in gpu.nvlinks)}
+    dark = silent | {
+        gpu.address
+        for gpu in ordered
+        if gpu.nvlinks and not any(link.active for link in gpu.nvlinks) and not _is_left_alone(gpu, silent)
+    }
     fabrics = _fabrics(ordered, ends, dark, found)
     active: dict[Pair, int] = {}
     wired: dict[Pair, int] = {}
@@ -151,6 +155,15 @@ def _largest_clique(among: int, near: Sequence[int]) -> int:
 
     extend(0, among)
     return best or among & -among
+
+
+def _is_left_alone(gpu: model.Gpu, silent: set[PciAddress]) -> bool:
+    """Whether a GPU without an active link was joined to nothing but GPUs that cannot be asked: its links are down because of
+    them, as those of one half of a bridged pair are, and what it says of them stays true.
+    """
+    remotes = {link.remote for link in gpu.nvlinks if link.remote is not None}
+    to_gpus = all(link.remote_kind in (None, model.RemoteKind.GPU) for link in gpu.nvlinks)
+    return to_gpus and bool(remotes) and remotes <= silent
 
 
 def _ends(gpu: model.Gpu, gpus: set[PciAddress]) -> _Ends:

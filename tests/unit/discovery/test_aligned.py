@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from discovery import address, aligned, findings, model, nvlink
@@ -179,6 +179,34 @@ def test_in_a_mesh_too(lost: int) -> None:
     assert {where: own for where, own in broken.items() if where.bus != lost + 1} == {
         where: own for where, own in whole.items() if where.bus != lost + 1
     }
+
+
+MESHES = st.integers(2, 7).flatmap(
+    lambda count: st.dictionaries(
+        st.sampled_from(list(itertools.combinations(range(count), 2))),
+        st.integers(1, 4),
+        min_size=1,
+    )
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(MESHES, st.integers(0, 6))
+@example({(0, 1): 4, (2, 3): 4}, 0).via("pairs with a bridge: the other half has no active link any more")
+def test_in_any_mesh(edges: dict[tuple[int, int], int], which: int) -> None:
+    lost = which % (max(max(two) for two in edges) + 1)
+    whole, broken = groups(mesh(edges)), groups(mesh(edges, dead=frozenset({lost})))
+    assert {where: own for where, own in broken.items() if where.bus != lost + 1} == {
+        where: own for where, own in whole.items() if where.bus != lost + 1
+    }
+
+
+def test_two_gpus_that_both_answer_and_whose_bridge_is_down_are_in_no_island() -> None:
+    down = [
+        replace(each, nvlinks=tuple(replace(link, active=False) for link in each.nvlinks)) for each in mesh({(0, 1): 4})
+    ]
+    assert by_name(down, "nvlink_domain") == [None, None]
+    assert by_name(down, "aligned_pair") == [1, 1]
 
 
 def test_a_gpu_whose_nvlinks_are_all_down_is_in_no_group_and_its_place_stays_empty() -> None:
