@@ -221,6 +221,8 @@ class NicPairing:
     rail: int | None = None
     data_direct: PciAddress | None = None
     """The NIC's DMA function that stands beside the GPU, by which `distance` is meant; None where the NIC itself does."""
+    direct: bool | None = None
+    """Whether what the NIC, or that function, sends to the GPU stays below the host bridge; see `Path.direct`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

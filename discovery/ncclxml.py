@@ -321,8 +321,8 @@ class _Reader:
         return None if number < 0 else number
 
     def _affinity(self, element: etree._Element, line: int) -> tuple[int, ...] | None:
-        text = element.get("affinity")
-        if text is None:
+        text = element.get("affinity", "")
+        if not text.strip():
             return None
         if len(text) > MAX_MASK or not _MASK.fullmatch(text.strip()):
             raise self._refused(line, f"affinity {_clean(text)!r} is no CPU mask such as 00000000,0000ffff")

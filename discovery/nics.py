@@ -7,7 +7,8 @@ since that is what reads and writes the memory of a GPU. The nearest path class 
 Of the ties one is chosen by this rule: NICs are given out so that as many GPUs as possible have a device of their own
 (the functions of one card share its link, so a card counts once); then a second GPU goes to each card, and so on. Inside
 a card the least used function wins. Among cards of one class those that share more bridges with a GPU come first, as the
-path class does not tell the halves of a switch apart: pairs of a GPU and a card are made in that order, nearer ones before
+path class does not tell the halves of a switch apart; then those whose PCIe link can carry more, so that the port of the
+mainboard is nobody's NIC while a faster one is as near. Pairs of a GPU and a card are made in that order, better ones before
 others. GPUs and NICs come in the order of their addresses, so a free choice gives the first GPU the first NIC. A GPU takes
 another's card only if that one has another card of its class that is not more used.
 """
@@ -27,6 +28,9 @@ _Card = tuple[int, int, int]
 _Cards = Mapping[PciAddress, Sequence[_Card]]
 """Cards by GPU."""
 
+_Merit = tuple[int, float]
+"""Bridges shared, and what the link can carry."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairings:
@@ -45,8 +49,8 @@ class _Near:
     ties: tuple[PciAddress, ...]
     data_direct: Mapping[PciAddress, PciAddress]
     """The Data Direct functions of those ties that are near by theirs."""
-    shared: Mapping[PciAddress, int]
-    """How many bridges each of the ties has above it that are the GPU's too."""
+    merit: Mapping[PciAddress, _Merit]
+    """Which of the ties come first, the highest of all."""
 
 
 def pair(
@@ -112,7 +116,7 @@ def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -
         distance=nearest,
         ties=tuple(nic.address for nic, _ in ties),
         data_direct={nic.address: by.address for nic, by in ties if by is not None},
-        shared={nic.address: _shared(gpu.pci, by or nic.pci) for nic, by in ties},
+        merit={nic.address: (_shared(gpu.pci, by or nic.pci), _capacity(nic.pci.link)) for nic, by in ties},
     )
 
 
@@ -124,6 +128,11 @@ def _shared(a: model.PciFunction, b: model.PciFunction) -> int:
         return 0
     both = zip(a.bridges, b.bridges, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+
+
+def _capacity(link: model.PcieLink | None) -> float:
+    """Lanes times the speed of each that a link can have; 0 where that is not known, as in many virtual machines."""
+    return (link.max_width or 0) * (link.max_speed_gts or 0.0) if link is not None else 0.0
 
 
 def _share_out(near: Mapping[PciAddress, _Near]) -> dict[PciAddress, PciAddress]:
@@ -144,14 +153,14 @@ def _share_out(near: Mapping[PciAddress, _Near]) -> dict[PciAddress, PciAddress]
 
 
 def _tiers(near: Mapping[PciAddress, _Near]) -> list[_Cards]:
-    """The cards of each GPU: first only those that share the most bridges with it, at the end all of its class."""
-    depths = sorted({depth for nearest in near.values() for depth in nearest.shared.values()}, reverse=True)
+    """The cards of each GPU: first only those of the highest merit, at the end all of its class."""
+    merits = sorted({merit for nearest in near.values() for merit in nearest.merit.values()}, reverse=True)
     return [
         {
-            gpu: list(dict.fromkeys(_card(nic) for nic in nearest.ties if nearest.shared[nic] >= depth))
+            gpu: list(dict.fromkeys(_card(nic) for nic in nearest.ties if nearest.merit[nic] >= merit))
             for gpu, nearest in near.items()
         }
-        for depth in depths
+        for merit in merits
     ]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from discovery import findings, model
 from discovery.address import PciAddress
@@ -54,6 +54,20 @@ def reaches(sender: model.PciFunction, receiver: model.PciFunction, bridges: Bri
     if port is None or port.port_type is not model.PortType.DOWNSTREAM or port.redirects is None:
         return None
     return not port.redirects
+
+
+def with_direct(
+    pairings: Mapping[PciAddress, model.NicPairing], snapshot: model.Snapshot, bridges: Bridges
+) -> dict[PciAddress, model.NicPairing]:
+    """The pairings of GPUs with their NICs, each with whether what the NIC sends to the GPU goes there directly."""
+    functions = {pci.address: pci for nic in snapshot.nics for pci in (nic.pci, nic.data_direct) if pci is not None}
+    return {
+        gpu.address: replace(
+            pairing, direct=reaches(functions[pairing.data_direct or pairing.address], gpu.pci, bridges)
+        )
+        for gpu in snapshot.gpus
+        if (pairing := pairings.get(gpu.address)) is not None
+    }
 
 
 def _shared(a: model.PciFunction, b: model.PciFunction) -> int:

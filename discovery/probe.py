@@ -254,10 +254,9 @@ def annotate(snapshot: model.Snapshot, options: ProbeOptions, found: findings.Fi
     wiring = nvlink.wiring(snapshot.gpus, found)
     groups = aligned.groups(snapshot.gpus, wiring, found)
     pairings = nics.pair(snapshot.gpus, snapshot.nics, ports, {**applied.rails, **options.rails}, found)
-    gpu_list = tuple(
-        replace(gpu, groups=groups[gpu.address], nic=pairings.gpus.get(gpu.address)) for gpu in snapshot.gpus
-    )
     ways = upward.Ways(snapshot.bridges)
+    paired = peering.with_direct(pairings.gpus, snapshot, ways.bridges)
+    gpu_list = tuple(replace(gpu, groups=groups[gpu.address], nic=paired.get(gpu.address)) for gpu in snapshot.gpus)
     links.note_degraded(check.functions(snapshot), ways, found)
     links.note_nvlinks_down(snapshot.gpus, found)
     peering.note_redirected(gpu_list, snapshot.nics, ways.bridges, found)

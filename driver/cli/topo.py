@@ -60,6 +60,7 @@ def build_document(snapshot: model.Snapshot) -> dict[str, object]:
             "host": whole["host"],
             **({"nvidiaDriver": whole["nvidiaDriver"]} if "nvidiaDriver" in whole else {}),
             "numaNodes": whole.get("numaNodes", []),
+            "bridges": [_flat(bridge) for bridge in whole.get("bridges", [])],
             "gpus": [_flat(device) for device in whole.get("gpus", [])],
             "nics": [_flat(device) for device in whole.get("nics", [])],
             "nvswitches": whole.get("nvswitches", []),

@@ -67,7 +67,7 @@ def test_groups_with_addresses_of_nothing_around_devices_of_many_domains() -> No
 
 def test_networks_give_rails_and_everything_measured_is_left_alone() -> None:
     text = system(
-        '<cpu numaid="0" host_hash="0x1234">',
+        '<cpu numaid="0" affinity="" host_hash="0x1234">',
         '<pci busid="0000:00:00.0" class="0x060400">',
         '<pci busid="0000:53:00.0" class="0x030200"><gpu dev="0" sm="90" rank="0" gdr="1">',
         '<nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/><c2c bw="1" count="2"/></gpu></pci>',

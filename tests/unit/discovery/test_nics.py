@@ -107,6 +107,18 @@ def test_a_person_tells_the_halves_where_no_bridge_does() -> None:
     assert chosen(pair(gpus, cards)) == {1: (4, 0), 2: (3, 0)}
 
 
+def test_of_equally_near_cards_the_one_with_the_faster_link_comes_first() -> None:
+    """The port of the mainboard has the lowest address, and is nobody's NIC while a real one is as near."""
+
+    def linked(card: model.Nic, width: int) -> model.Nic:
+        return replace(card, pci=replace(card.pci, link=model.PcieLink(max_width=width, max_speed_gts=32.0)))
+
+    port, fast, other = linked(nic(3), 4), linked(nic(4), 16), linked(nic(5), 16)
+    assert chosen(pair([gpu(1), gpu(2)], [port, fast, other])) == {1: (4, 0), 2: (5, 0)}
+    assert chosen(pair([gpu(1), gpu(2)], [port, fast])) == {1: (4, 0), 2: (3, 0)}
+    assert chosen(pair([gpu(1)], [nic(3), fast])) == {1: (4, 0)}
+
+
 def test_cards_are_used_before_second_ports() -> None:
     ports = [nic(4), nic(4, 1), nic(5), nic(5, 1)]
     assert chosen(pair([gpu(1), gpu(2)], ports)) == {1: (4, 0), 2: (5, 0)}

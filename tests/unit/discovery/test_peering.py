@@ -145,3 +145,25 @@ def test_what_is_far_or_unknown_is_no_finding() -> None:
     assert noted(gpus, (), bridges(*TYPES)) == []
     near = tuple(wiring.gpu(pci.address, pci=pci) for pci in FLAT)
     assert noted(near, (), bridges(unknown=tuple(TYPES))) == []
+
+
+def test_a_pairing_says_whether_the_nic_reaches_the_gpu_directly() -> None:
+    dma = below(7, ROOT, UP, DOWN1)
+    near, far = model.Nic(pci=FLAT[1]), model.Nic(pci=below(3, root="pci0000:80"), data_direct=dma)
+    gpus = (
+        paired(FLAT[0], near),
+        paired(below(5, *NESTED), far, data_direct=dma.address),
+        wiring.gpu(below(6).address),
+    )
+    snapshot = model.Snapshot(
+        origin=model.Origin.RECORDING, taken_at=0.0, host=model.Host(), gpus=gpus, nics=(near, far)
+    )
+    pairings = {gpu.address: gpu.nic for gpu in gpus if gpu.nic is not None}
+
+    def told(known: peering.Bridges) -> list[bool | None]:
+        return [pairing.direct for pairing in peering.with_direct(pairings, snapshot, known).values()]
+
+    assert told(bridges()) == [True, True]
+    assert told(bridges(DOWN1)) == [True, False]
+    assert told(bridges(DOWN2)) == [False, True]
+    assert told(bridges(unknown=tuple(TYPES))) == [None, None]
