@@ -132,7 +132,6 @@ def _alone(row: tuple[Any, ...]) -> dict[str, Any]:
 
 SXM2 = V100 | {"productName": "Tesla V100-SXM2-32GB"}
 SXM3 = V100 | {"productName": "Tesla V100-SXM3-32GB"}
-FABRIC = {"fabricClique": "19243880-75bf-5aee-a782-6fe6968c5bc1.0"}
 
 MACHINES: dict[str, Offer] = {
     "dgx-1-v100": (
@@ -156,7 +155,7 @@ MACHINES: dict[str, Offer] = {
         {"memory": "143771Mi", "multiprocessors": "132"},
     ),
     "dgx-b200": (
-        [_board(row, domain="1b", distance="PXB", product=B200 | FABRIC) for row in DGX_B200],
+        [_board(row, domain="1b", distance="PXB", product=B200) for row in DGX_B200],
         {"memory": "183359Mi", "multiprocessors": "148"},
     ),
     "l40s-4-pcie": ([_alone(row) for row in L40S_4], {"memory": "46068Mi", "multiprocessors": "142"}),
