@@ -56,13 +56,11 @@ def note_degraded(functions: Iterable[model.PciFunction], ways: upward.Ways, fou
 def note_nvlinks_down(gpus: Sequence[model.Gpu], found: findings.Findings) -> None:
     """Notes the NVLinks that are down. They count as down where something says that they lead somewhere: others of the same GPU
     are up, they still name what they end in, or others of its model have links to NVSwitches, as boards of that kind wire
-    all alike. A card without a bridge plugged in has none up and nothing wrong.
+    all alike. A card without a bridge plugged in has none up and nothing wrong; where others of its model here have a bridge it
+    may have lost its own.
     """
-    switched = {
-        nvlink.board(gpu)
-        for gpu in gpus
-        if any(link.active and link.remote_kind is model.RemoteKind.SWITCH for link in gpu.nvlinks)
-    }
+    switched = _boards_with_links_to(gpus, model.RemoteKind.SWITCH)
+    bridged = _boards_with_links_to(gpus, model.RemoteKind.GPU)
     for gpu in gpus:
         down = [link for link in gpu.nvlinks if not link.active]
         wired = any(link.remote is not None or link.remote_kind is not None for link in down)
@@ -71,3 +69,15 @@ def note_nvlinks_down(gpus: Sequence[model.Gpu], found: findings.Findings) -> No
             found.warning(
                 "nvlink-down", gpu.address, f"{len(down)} of its {len(gpu.nvlinks)} NVLinks are down: {numbers}"
             )
+        elif down and nvlink.board(gpu) in bridged:
+            found.info(
+                "nvlink-down",
+                gpu.address,
+                f"none of its {len(gpu.nvlinks)} NVLinks is up, though other GPUs of its model here are joined; if there is a "
+                "bridge on it, reseat it",
+            )
+
+
+def _boards_with_links_to(gpus: Iterable[model.Gpu], kind: model.RemoteKind) -> set[tuple[int | None, ...]]:
+    """The models of which some GPU has an active link to something of a kind."""
+    return {nvlink.board(gpu) for gpu in gpus if any(link.active and link.remote_kind is kind for link in gpu.nvlinks)}
