@@ -50,7 +50,7 @@ def load(name_or_path: str) -> recording.Recording:
     if name_or_path in names():
         return parse_machine(document.read(_path(name_or_path)))
     path = Path(name_or_path)
-    if not path.is_file():
+    if not _is_file(path):
         raise DocumentError(
             f"{name_or_path}: neither a machine of the zoo ({', '.join(names())}) nor a file with a Machine, a Variant or a Recording"
         )
@@ -99,13 +99,21 @@ def _described(read: document.Document, above: tuple[str, ...]) -> tuple[machine
         raise DocumentError(f"{read.where(('base',))}: it would be based on itself: {chain}")
     if len(above) > MAX_BASES:
         raise DocumentError(f"{read.where(('base',))}: more than {MAX_BASES} Variants stand on each other")
-    if not path.is_file():
+    if not _is_file(path):
         raise DocumentError(
             f"{read.where(('base',))}: {described.base} is neither a machine of the zoo ({', '.join(names())}) nor a file "
             "beside this document"
         )
     base, hardware = _described(document.read(path), (*above, str(path)))
     return described.of(base), hardware
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; a name that no file can have is that of none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -98,6 +98,10 @@ def test_a_base_that_is_not_there_is_named(folder: Path) -> None:
         DocumentError, match=r"base: dgx-h1000 is neither a machine of the zoo \(.*dgx-h100.*\) nor a file"
     ):
         zoo.load(write(folder, "one", "dgx-h1000"))
+    with pytest.raises(DocumentError, match=r"one\.yaml:4: base: x{300} is neither"):
+        zoo.load(write(folder, "one", 300 * "x"))
+    with pytest.raises(DocumentError, match=r"^x{300}: neither a machine of the zoo"):
+        zoo.load(300 * "x")
 
 
 @pytest.mark.parametrize(
