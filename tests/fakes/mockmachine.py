@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small machine for tests of the mock: two GPUs with four NVLinks between them and a NIC below one PCIe switch, an NVMe
-on the other socket. `parsed` takes changes of single lines; `rendered` puts a machine on disk.
+on the other socket. `parsed` takes changes of single lines; `rendered` puts a machine on disk, `probed` looks at one.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from discovery import document
+from discovery import document, model, options, probe, sysfs
 from discovery.address import PciAddress, parse
-from discovery.mock import recording, render, zoo
+from discovery.mock import library, recording, render, zoo
 
 GPU0 = parse("0000:18:00.0")
 GPU1 = parse("0000:19:00.0")
@@ -62,6 +62,18 @@ def rendered_without_files(directory: Path) -> render.MockTree:
     machine = parsed()
     links = {path: entry for path, entry in machine.files.items() if path.startswith("sys/bus/pci/devices/")}
     return render.render(dataclasses.replace(machine, files=links), directory)
+
+
+def probed(tree: render.MockTree) -> model.Snapshot:
+    """What the prober sees of a machine on disk."""
+    return probe.probe(
+        sysfs=sysfs.Sysfs(sys=tree.sys, proc=tree.proc),
+        dev=tree.dev,
+        library=library.Library(tree.directory),
+        origin=model.Origin.RECORDING,
+        options=options.ProbeOptions(),
+        clock=lambda: 0.0,
+    )
 
 
 def directory_of(tree: render.MockTree, pci: PciAddress) -> Path:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from discovery import model, options, probe, sysfs
-from discovery.mock import library, render, zoo
+from discovery import model
+from discovery.mock import render, zoo
+from tests.fakes import mockmachine
 
 
 class Seen(dict[str, model.Snapshot]):
@@ -20,18 +21,7 @@ class Seen(dict[str, model.Snapshot]):
 
     def __missing__(self, name: str) -> model.Snapshot:
         tree = render.render(zoo.load(name), self._factory.mktemp(name))
-        machine = probe.Machine(
-            files=sysfs.Sysfs(sys=tree.sys, proc=tree.proc),
-            dev=tree.dev,
-            library=library.Library(tree.directory),
-            origin=model.Origin.RECORDING,
-            options=options.ProbeOptions(),
-            clock=lambda: 0.0,
-        )
-        try:
-            return self.setdefault(name, machine.probe())
-        finally:
-            machine.close()
+        return self.setdefault(name, mockmachine.probed(tree))
 
 
 @pytest.fixture(scope="session")

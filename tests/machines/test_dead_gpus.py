@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from discovery import model, options, probe, sysfs
-from discovery.mock import library, recording, render, zoo
+from discovery import model
+from discovery.mock import recording, render, zoo
 from discovery.mock.fault import Fault, Kind
 from driver.publish import devices
+from tests.fakes import mockmachine
 from tests.machines.attributes import HEALTHY
 
 OPTIONS = devices.PublishOptions(driver_name="gpu.nearfield.dev", numa_list=True, pcie_switches=True)
@@ -38,12 +39,4 @@ def test_the_lowest_gpu_of_its_groups_dies_and_nothing_else_changes(
 
 def look(machine: recording.Recording, directory: Path) -> model.Snapshot:
     """What the prober sees of a machine."""
-    tree = render.render(machine, directory)
-    return probe.probe(
-        sysfs=sysfs.Sysfs(sys=tree.sys, proc=tree.proc),
-        dev=tree.dev,
-        library=library.Library(tree.directory),
-        origin=model.Origin.RECORDING,
-        options=options.ProbeOptions(),
-        clock=lambda: 0.0,
-    )
+    return mockmachine.probed(render.render(machine, directory))

@@ -33,13 +33,13 @@ def run(bench: benchmark.Bench) -> report.Part:
         first: list[float] = []
         for _ in range(max(3, bench.options.probes // 10)):
             prober = child.ProbeChild(source=source, options=child.ProbeOptions())
-            first.append(_time(bench, prober.probe))
+            first.append(timed(bench, prober.probe))
             prober.close()
         prober = child.ProbeChild(source=source, options=child.ProbeOptions())
         try:
-            _time(bench, prober.probe)
-            later = [_time(bench, prober.probe) for _ in range(bench.options.probes)]
-            rescans = [_time(bench, prober.rescan) for _ in range(bench.options.probes)]
+            timed(bench, prober.probe)
+            later = [timed(bench, prober.probe) for _ in range(bench.options.probes)]
+            rescans = [timed(bench, prober.rescan) for _ in range(bench.options.probes)]
         finally:
             prober.close()
         warm[name] = _milliseconds(f"probe of {name}, warm", later)
@@ -62,7 +62,8 @@ def run(bench: benchmark.Bench) -> report.Part:
     )
 
 
-def _time(bench: benchmark.Bench, look: Callable[..., object]) -> float:
+def timed(bench: benchmark.Bench, look: Callable[..., object]) -> float:
+    """The seconds of one look, after a pause. Raises BenchError when it gives nothing."""
     bench.pause()
     began = time.perf_counter()
     try:

@@ -6,21 +6,16 @@ than any.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from discovery import child
-from discovery.errors import ProbeError
 from discovery.mock import render, zoo
 from hack.bench import bench as benchmark
 from hack.bench import report
-from hack.bench.errors import BenchError
+from hack.bench.parts import probe
 
 COUNTS = (8, 16, 64)
 """GPUs. There are twice as many NICs."""
-
-TIMEOUT_S = 60.0
 
 _GPUS_OF_A_SWITCH = 2
 _ROOTS_OF_A_DOMAIN = 8
@@ -77,8 +72,7 @@ def run(bench: benchmark.Bench) -> report.Part:
     try:
         for turn in range(benchmark.WARM_UP + bench.options.probes):
             for index in benchmark.rotated(range(len(COUNTS)), turn):
-                bench.pause()
-                seconds[index].append(_time(probers[index].probe))
+                seconds[index].append(probe.timed(bench, probers[index].probe))
     finally:
         for prober in probers:
             prober.close()
@@ -120,12 +114,3 @@ def _prober(folder: Path, count: int) -> child.ProbeChild:
     tree = render.render(zoo.load(str(document)), folder / str(count))
     source = child.Source(sys=tree.sys, proc=tree.proc, dev=tree.dev, mock=tree.directory)
     return child.ProbeChild(source=source, options=child.ProbeOptions())
-
-
-def _time(look: Callable[..., object]) -> float:
-    began = time.perf_counter()
-    try:
-        look(timeout_s=TIMEOUT_S)
-    except ProbeError as error:
-        raise BenchError(f"A mock machine could not be read: {error}") from error
-    return time.perf_counter() - began

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from discovery import endpoints, findings, model, network, probe, sysfs
-from discovery.mock import faults, library, render
+from discovery import endpoints, findings, model, network, sysfs
+from discovery.mock import faults
 from discovery.mock.fault import Fault, Kind
-from discovery.options import ProbeOptions
 from tests.fakes import mockmachine, pcitree
 
 HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
@@ -257,19 +256,8 @@ NETWORK = (
 )
 
 
-def probed(tree: render.MockTree) -> model.Snapshot:
-    return probe.probe(
-        sysfs=sysfs.Sysfs(sys=tree.sys, proc=tree.proc),
-        dev=tree.dev,
-        library=library.Library(tree.directory),
-        origin=model.Origin.RECORDING,
-        options=ProbeOptions(),
-        clock=lambda: 0.0,
-    )
-
-
 def test_a_rendered_machine_tells_its_bond_and_its_route(tmp_path: Path) -> None:
-    snapshot = probed(mockmachine.rendered(tmp_path / "node", BONDED, NETWORK))
+    snapshot = mockmachine.probed(mockmachine.rendered(tmp_path / "node", BONDED, NETWORK))
     assert [(nic.name, nic.management) for nic in snapshot.nics] == [
         ("mlx5_0", True),
         ("mlx5_1", True),
@@ -282,11 +270,11 @@ def test_a_rendered_machine_tells_its_bond_and_its_route(tmp_path: Path) -> None
 def test_a_nic_that_goes_leaves_the_route_of_the_others_known(tmp_path: Path) -> None:
     tree = mockmachine.rendered(tmp_path / "node", BONDED, NETWORK)
     for number, kind in enumerate((Kind.VFIO_BOUND, Kind.FALLEN_OFF)):
-        gone = probed(tree).nics[0].address
+        gone = mockmachine.probed(tree).nics[0].address
         faults.apply(tree.directory, [Fault(kind=kind, target=gone)], clock=lambda: 0.0)
-        snapshot = probed(tree)
+        snapshot = mockmachine.probed(tree)
         left = {nic.address: nic.management for nic in snapshot.nics if nic.interfaces}
         assert list(left.values()) == [True, False], number
         assert "default-route-unknown" not in {finding.code for finding in snapshot.findings}
         faults.apply(tree.directory, [], clock=lambda: 0.0)
-    assert probed(tree).nics[0].management is True
+    assert mockmachine.probed(tree).nics[0].management is True

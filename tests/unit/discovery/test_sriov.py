@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from discovery import model, paths, probe, sysfs
+from discovery import model, paths
 from discovery.address import parse
 from discovery.errors import DocumentError
-from discovery.mock import library, recording
-from discovery.options import ProbeOptions
+from discovery.mock import recording
 from tests.fakes import mockmachine
 
 PARTS = """\
@@ -53,15 +52,7 @@ FIRST = "0000:1a:00.0"
 
 
 def probed(directory: Path, *changes: tuple[str, str]) -> model.Snapshot:
-    tree = mockmachine.rendered(directory, *changes)
-    return probe.probe(
-        sysfs=sysfs.Sysfs(sys=tree.sys, proc=tree.proc),
-        dev=tree.dev,
-        library=library.Library(tree.directory),
-        origin=model.Origin.RECORDING,
-        options=ProbeOptions(),
-        clock=lambda: 0.0,
-    )
+    return mockmachine.probed(mockmachine.rendered(directory, *changes))
 
 
 def test_virtual_functions_have_places_and_files_as_the_kernel_gives_them() -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from discovery import findings, model, probe, sysfs, system
+from discovery import findings, model, system
 from discovery.address import parse
-from discovery.mock import library, render, zoo
-from discovery.options import ProbeOptions
+from discovery.mock import render, zoo
 from tests.fakes import mockmachine, pcitree
 
 GPU = parse("0000:1b:00.0")
@@ -37,17 +36,6 @@ def node(tree: pcitree.Tree, number: int, cpus: str, distance: str, memory_kib: 
     tree.write(f"{here}/cpulist", cpus)
     tree.write(f"{here}/distance", distance)
     tree.write(f"{here}/meminfo", f"Node {number} MemTotal:       {memory_kib} kB\nNode {number} MemFree:  0 kB")
-
-
-def probed(tree: render.MockTree) -> model.Snapshot:
-    return probe.probe(
-        sysfs=sysfs.Sysfs(sys=tree.sys, proc=tree.proc),
-        dev=tree.dev,
-        library=library.Library(tree.directory),
-        origin=model.Origin.RECORDING,
-        options=ProbeOptions(),
-        clock=lambda: 0.0,
-    )
 
 
 def test_nodes_without_cpus_and_without_memory(tree: pcitree.Tree) -> None:
@@ -170,7 +158,7 @@ def test_what_nics_need_to_reach_gpus_on_a_rendered_machine(
     tmp_path: Path, driver: str, codes: list[str], direct: model.GpuDirect
 ) -> None:
     tree = mockmachine.rendered(tmp_path / "node", ('cuda: "13.0"', f'cuda: "13.0"{driver}'))
-    snapshot = probed(tree)
+    snapshot = mockmachine.probed(tree)
     assert snapshot.host.gpu_direct == direct
     assert [finding.code for finding in snapshot.findings if finding.code.startswith("gpu-direct")] == codes
 
@@ -188,12 +176,12 @@ def test_without_a_gpu_in_use_or_an_rdma_nic_nothing_is_missing(tmp_path: Path) 
     ):
         without_pairs = ("nvlink: {pairs: [{between: [gpu0, gpu1], links: 4}]}\n", "")
         tree = mockmachine.rendered(tmp_path / str(number), closed, change, without_pairs)
-        assert "gpu-direct-missing" not in {finding.code for finding in probed(tree).findings}
+        assert "gpu-direct-missing" not in {finding.code for finding in mockmachine.probed(tree).findings}
 
 
 def test_a_machine_whose_firmware_tells_no_packages_and_that_has_cpus_offline(tmp_path: Path) -> None:
     host = ("threads: 2,", 'threads: 2, packages: false, offline: "8-11",')
-    snapshot = probed(mockmachine.rendered(tmp_path / "node", host))
+    snapshot = mockmachine.probed(mockmachine.rendered(tmp_path / "node", host))
     assert (snapshot.host.online_cpus, snapshot.host.sockets) == (tuple(range(8)), {})
     assert [(gpu.pci.numa_node, gpu.pci.cpu_socket, gpu.pci.cpus) for gpu in snapshot.gpus] == [
         (0, None, (0, 1, 4, 5)),
@@ -206,7 +194,7 @@ def test_a_gpu_on_a_node_without_cpus_keeps_the_node_and_has_no_socket(tmp_path:
         "  distances: [[10, 21], [21, 10]]",
         "    - {node: 2, memory: 0B}\n  distances: [[10, 21, 30], [21, 10, 30], [30, 30, 10]]",
     )
-    snapshot = probed(mockmachine.rendered(tmp_path / "node", nodes, ("    numa: 0\n", "    numa: 2\n")))
+    snapshot = mockmachine.probed(mockmachine.rendered(tmp_path / "node", nodes, ("    numa: 0\n", "    numa: 2\n")))
     assert [(gpu.pci.numa_node, gpu.pci.cpu_socket, gpu.pci.cpus) for gpu in snapshot.gpus] == [(2, None, ())] * 2
     (empty,) = (each for each in snapshot.numa_nodes if each.node == 2)
     assert (empty.cpus, empty.memory_bytes, empty.distances) == ((), 0, {0: 30, 1: 30, 2: 10})
@@ -214,7 +202,7 @@ def test_a_gpu_on_a_node_without_cpus_keeps_the_node_and_has_no_socket(tmp_path:
 
 
 def test_the_memory_of_grace_gpus_is_apart_from_the_cpus_near_them(tmp_path: Path) -> None:
-    snapshot = probed(render.render(zoo.load("gb200-tray"), tmp_path / "node"))
+    snapshot = mockmachine.probed(render.render(zoo.load("gb200-tray"), tmp_path / "node"))
     nodes = {each.node: each for each in snapshot.numa_nodes}
     for gpu in snapshot.gpus:
         assert gpu.c2c is True
@@ -226,6 +214,6 @@ def test_the_memory_of_grace_gpus_is_apart_from_the_cpus_near_them(tmp_path: Pat
 
 
 def test_a_gpu_beside_an_ordinary_cpu_has_neither(tmp_path: Path) -> None:
-    snapshot = probed(mockmachine.rendered(tmp_path / "node"))
+    snapshot = mockmachine.probed(mockmachine.rendered(tmp_path / "node"))
     assert [(gpu.c2c, gpu.memory_numa_node) for gpu in snapshot.gpus] == [(None, None)] * 2
     assert {link.version for gpu in snapshot.gpus for link in gpu.nvlinks} == {4}
