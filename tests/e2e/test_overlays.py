@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from discovery.mock import shelf
 from tests.e2e.kit import agent as agents
 from tests.e2e.kit import make, waiting
 from tests.e2e.kit.api import ApiError, Json
@@ -183,7 +184,7 @@ def test_labels_choose_the_machine_as_on_kind_and_a_wrong_one_stops_nothing(site
     code, message = _exit_message(ended) or (0, "")
     assert code == 2
     assert f"Label {LABEL}=dgx-h200 of Node {site.node_name}" in message
-    assert "there are dgx-h100, gb200-tray" in message
+    assert f"there are {', '.join(shelf.names())}" in message
     assert products(site) == {"NVIDIA GB200"}
     assert site.agent.get("/readyz", site.api.get("Pod", serving, agents.NAMESPACE))[0] == 200
 
@@ -237,7 +238,7 @@ def test_a_machine_of_ones_own_below_another_kubelet_folder(site: Site, space: S
             paths.replace("/var/lib/k0s/kubelet", "/var/lib/other").replace("/var/run/cdi", "/run/cdi")
         )
         (tmp_path / "machine.yaml").write_text(
-            of_the_page("machines.md", "apiVersion: mock.nearfield.dev").split("faults:")[0]
+            of_the_page("machines.md", "apiVersion: mock.nearfield.dev/v1alpha1\nkind: Machine\n").split("faults:")[0]
         )
         objects = rendered(site, tmp_path)
         assert not [body for body in objects if body["metadata"]["name"] == "nearfield-paths"]
