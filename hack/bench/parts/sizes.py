@@ -67,6 +67,7 @@ def machine(count: int) -> str:
 def run(bench: benchmark.Bench) -> report.Part:
     """Turn by turn over the sizes, so that the machine is the same for all; through the child process, as the agent does."""
     folder = bench.fresh_directory("sizes")
+    folder.mkdir(parents=True)
     probers = [_prober(folder, count) for count in COUNTS]
     seconds: list[list[float]] = [[] for _ in COUNTS]
     try:
