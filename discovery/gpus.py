@@ -70,12 +70,15 @@ class GpuReader:
         *,
         dev: Path,
         found: findings.Findings,
+        functions: AbstractSet[PciAddress] = frozenset(),
     ) -> None:
+        """`functions`: the GPUs and NVSwitches of this machine, where whole GPUs are read."""
         self._files = files
         self._session = session
         self._refused = refused
         self._dev = dev
         self._found = found
+        self._functions = functions
         self._seen: set[str] = set() if refused is None else {refused.kind}
 
     @property
@@ -159,7 +162,7 @@ class GpuReader:
         facts = nvml.Facts()
         if verdict.state is model.GpuState.READY:
             try:
-                facts = self._session.facts(where, self._found)
+                facts = self._session.facts(where, self._found, functions=self._functions)
             except errors.SourceError as err:
                 self._seen.add(err.kind)
                 verdict = _unusable(err, verdict.identity)
@@ -226,7 +229,7 @@ class GpuReader:
 
 
 def with_far_ends(gpus: Iterable[model.Gpu], nvswitches: AbstractSet[PciAddress]) -> tuple[model.Gpu, ...]:
-    """The GPUs, with the kind of far end of links that only tell its address (drivers before r470 tell no kind)."""
+    """The GPUs, with the kind of far end of links that only tell its address (NVML was not asked, or tells no kind)."""
     gpus = tuple(gpus)
     addresses = {gpu.address for gpu in gpus}
 

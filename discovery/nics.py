@@ -25,6 +25,8 @@ from discovery.address import PciAddress
 _Card = tuple[int, int, int]
 """Domain, bus and device: the functions of one card."""
 
+_BELOW_A_HOST_BRIDGE = (model.PathClass.PIX, model.PathClass.PXB, model.PathClass.PHB)
+
 _Cards = Mapping[PciAddress, Sequence[_Card]]
 """Cards by GPU."""
 
@@ -106,7 +108,9 @@ def distance(
 
 
 def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -> _Near | None:
-    distances = [(*distance(gpu.pci, nic, ports), nic) for nic in nics]
+    distances = [(*distance(gpu.pci, nic, ports), nic) for nic in nics if _may_be_near(gpu.pci, nic)]
+    if not any(path_class in _BELOW_A_HOST_BRIDGE for path_class, _, _ in distances):
+        distances = [(*distance(gpu.pci, nic, ports), nic) for nic in nics]
     known = [item for item in distances if item[0] is not model.PathClass.UNKNOWN]
     if not known:
         return None
@@ -118,6 +122,12 @@ def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -
         data_direct={nic.address: by.address for nic, by in ties if by is not None},
         merit={nic.address: (_shared(gpu.pci, by or nic.pci), _capacity(nic.pci.link)) for nic, by in ties},
     )
+
+
+def _may_be_near(gpu: model.PciFunction, nic: model.Nic) -> bool:
+    """Whether the two could be nearer than over the CPU: most NICs of a large machine are not, and need no closer look."""
+    functions = (nic.pci,) if nic.data_direct is None else (nic.pci, nic.data_direct)
+    return any(pci.host_bridge == gpu.host_bridge or pci.switch_source is model.Provenance.OVERLAY for pci in functions)
 
 
 def _shared(a: model.PciFunction, b: model.PciFunction) -> int:

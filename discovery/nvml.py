@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -158,8 +159,13 @@ class Nvml:
             memory_bytes=self._memory(where, "total") or None,
         )
 
-    def facts(self, where: PciAddress, found: findings.Findings) -> Facts:
-        """Everything else about a GPU. What cannot be read is a Finding; raises SourceError when the GPU is gone."""
+    def facts(
+        self, where: PciAddress, found: findings.Findings, *, functions: AbstractSet[PciAddress] = frozenset()
+    ) -> Facts:
+        """Everything else about a GPU. What cannot be read is a Finding; raises SourceError when the GPU is gone.
+
+        `functions`: the GPUs and NVSwitches of this machine. Of an NVLink that ends in one of them the kind is not asked.
+        """
 
         def ask(function: str, *arguments: object) -> Any:
             return self._noted(where, found, lambda: self._of(where, function, *arguments))
@@ -176,7 +182,7 @@ class Nvml:
             compute_capability=capability,
             multiprocessors=cores // each if cores and each and cores % each == 0 else None,
             mig_mode=None if mig is None else model.MigMode(current=bool(mig[0]), pending=bool(mig[1])),
-            nvlinks=self._noted(where, found, lambda: self._nvlinks(where, architecture, found)) or (),
+            nvlinks=self._noted(where, found, lambda: self._nvlinks(where, architecture, functions, found)) or (),
             fabric=self._noted(where, found, lambda: self._fabric(where, found)),
             c2c=None if c2c is None else bool(c2c.isC2cEnabled),
             link_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
@@ -203,7 +209,11 @@ class Nvml:
         return any(self._of(where, "nvmlDeviceGetPersistenceMode") == 0 for where in self._handles)
 
     def _nvlinks(
-        self, where: PciAddress, architecture: int | None, found: findings.Findings
+        self,
+        where: PciAddress,
+        architecture: int | None,
+        functions: AbstractSet[PciAddress],
+        found: findings.Findings,
     ) -> tuple[model.NvLink, ...]:
         links: list[model.NvLink] = []
         handle = self._handle(where)
@@ -215,7 +225,7 @@ class Nvml:
                     if generation is None:
                         number = self._told(where, link, "nvmlDeviceGetNvLinkVersion", active=bool(state), found=found)
                         generation = nvmlnumbers.nvlink_generation(number, architecture)
-                    links.append(self._nvlink(where, link, active=bool(state), found=found))
+                    links.append(self._nvlink(where, link, functions, active=bool(state), found=found))
             except errors.SourceError as err:
                 if err.kind == "invalid-argument":
                     break
@@ -224,19 +234,25 @@ class Nvml:
                 found.failed(where, err)
         return tuple(replace(link, version=generation) for link in links)
 
-    def _nvlink(self, where: PciAddress, link: int, *, active: bool, found: findings.Findings) -> model.NvLink:
+    def _nvlink(
+        self,
+        where: PciAddress,
+        link: int,
+        functions: AbstractSet[PciAddress],
+        *,
+        active: bool,
+        found: findings.Findings,
+    ) -> model.NvLink:
+        far = self._told(where, link, "nvmlDeviceGetNvLinkRemotePciInfo", active=active, found=found)
+        remote = None if far is None else self._noted(where, found, lambda: _address(far))
+        if remote in functions:
+            return model.NvLink(link=link, active=active, remote=remote)
         kind = nvmlnumbers.REMOTE_KINDS.get(
             self._told(where, link, "nvmlDeviceGetNvLinkRemoteDeviceType", active=active, found=found)
         )
-        far = self._told(where, link, "nvmlDeviceGetNvLinkRemotePciInfo", active=active, found=found)
         if kind is None and active and far is not None and far.domain == _NO_DOMAIN:
             kind = model.RemoteKind.SWITCH
-        return model.NvLink(
-            link=link,
-            active=active,
-            remote_kind=kind,
-            remote=None if far is None else self._noted(where, found, lambda: _address(far)),
-        )
+        return model.NvLink(link=link, active=active, remote_kind=kind, remote=remote)
 
     def _told(self, where: PciAddress, link: int, function: str, *, active: bool, found: findings.Findings) -> Any:
         """What a function says of a link; of one that is down it is often refused, with whatever error."""

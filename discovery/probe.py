@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,11 +185,13 @@ class Machine:
     ) -> tuple[model.NvidiaDriver | None, tuple[model.Gpu, ...]]:
         module = system.nvidia_module_version(self._files, found)
         self._bound = _bound((function.address, function.driver) for function in functions)
-        with self._session(found) as reader:
+        addresses = {function.address for function in functions}
+        switches = {switch.address for switch in nvswitches}
+        with self._session(found, addresses | switches) as reader:
             driver = reader.driver(module)
             gpu_list = tuple(reader.read(function) for function in functions)
-            reader.look_for_strangers({function.address for function in functions})
-        return driver, gpus.with_far_ends(gpu_list, {switch.address for switch in nvswitches})
+            reader.look_for_strangers(addresses)
+        return driver, gpus.with_far_ends(gpu_list, switches)
 
     def _read_endpoints(
         self,
@@ -216,7 +219,9 @@ class Machine:
         )
 
     @contextlib.contextmanager
-    def _session(self, found: findings.Findings) -> Iterator[gpus.GpuReader]:
+    def _session(
+        self, found: findings.Findings, functions: AbstractSet[PciAddress] = frozenset()
+    ) -> Iterator[gpus.GpuReader]:
         """A reader of GPUs over a session with NVML, if any GPU is bound to NVIDIA's driver. No session is a Finding."""
         refused = None
         if self._bound:
@@ -225,7 +230,7 @@ class Machine:
             except errors.SourceError as err:
                 refused = err
                 found.failed("nvml", err)
-        reader = gpus.GpuReader(self._files, self._nvml, refused, dev=self._dev, found=found)
+        reader = gpus.GpuReader(self._files, self._nvml, refused, dev=self._dev, found=found, functions=functions)
         try:
             yield reader
         finally:
