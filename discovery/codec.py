@@ -229,6 +229,8 @@ def _reader(hint: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT001 - a key
         read = _reader(inner, ignore_unknown)
         return lambda obj: None if obj is None else read(obj)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and arguments == (int, Ellipsis):
+        return _read_ints
     if origin is tuple and arguments[-1] is Ellipsis:
         return functools.partial(_read_sequence, _reader(arguments[0], ignore_unknown))
     if origin is tuple:
@@ -322,6 +324,18 @@ def _read_sequence(read: _Reader, obj: Any) -> tuple[Any, ...]:
         misfit.place.append(f"[{len(items)}]")
         raise
     return tuple(items)
+
+
+def _read_ints(obj: Any) -> tuple[int, ...]:
+    """As `_read_sequence`, without a look at each number of a list that holds nothing else: CPU lists are most of a Snapshot."""
+    if (
+        isinstance(obj, list)
+        and obj
+        and set(map(type, obj)) == {int}
+        and -_INT_LIMIT < min(obj) <= max(obj) < _INT_LIMIT
+    ):
+        return tuple(obj)
+    return _read_sequence(_read_int, obj)
 
 
 def _read_fixed(readers: tuple[_Reader, ...], obj: Any) -> tuple[Any, ...]:

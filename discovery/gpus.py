@@ -8,10 +8,11 @@ difference is a Finding.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from discovery import errors, findings, model, nvml, sysfs, system
 from discovery.address import PciAddress
@@ -70,7 +71,7 @@ class GpuReader:
         *,
         dev: Path,
         found: findings.Findings,
-        functions: AbstractSet[PciAddress] = frozenset(),
+        functions: nvml.Functions = MappingProxyType({}),
     ) -> None:
         """`functions`: the GPUs and NVSwitches of this machine, where whole GPUs are read."""
         self._files = files
@@ -226,21 +227,6 @@ class GpuReader:
             )
         if facts.mig_mode is not None and facts.mig_mode.current != facts.mig_mode.pending:
             self._found.info("mig-mode-pending", where, "its MIG mode changes at the next reset of the GPU")
-
-
-def with_far_ends(gpus: Iterable[model.Gpu], nvswitches: AbstractSet[PciAddress]) -> tuple[model.Gpu, ...]:
-    """The GPUs, with the kind of far end of links that only tell its address (NVML was not asked, or tells no kind)."""
-    gpus = tuple(gpus)
-    addresses = {gpu.address for gpu in gpus}
-
-    def told(link: model.NvLink) -> model.NvLink:
-        if link.remote_kind is not None or link.remote is None:
-            return link
-        if link.remote in addresses:
-            return replace(link, remote_kind=model.RemoteKind.GPU)
-        return replace(link, remote_kind=model.RemoteKind.SWITCH) if link.remote in nvswitches else link
-
-    return tuple(replace(gpu, nvlinks=tuple(map(told, gpu.nvlinks))) for gpu in gpus)
 
 
 def _unusable(err: errors.SourceError, identity: nvml.Identity | None = None) -> Verdict:

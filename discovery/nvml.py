@@ -12,17 +12,19 @@ persistence mode on, closing would shut the GPUs down and opening wake them for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 from discovery import address, errors, findings, model, nvmlnumbers
 from discovery.address import PciAddress
 
 _T = TypeVar("_T")
+
+Functions = Mapping[PciAddress, model.RemoteKind]
+"""What NVLinks of this machine can end in, as far as sysfs shows it."""
 
 UNSUPPORTED = frozenset({"not-supported", "function-not-found"})
 """The GPU or the driver has no such thing: no fault of anything."""
@@ -160,11 +162,11 @@ class Nvml:
         )
 
     def facts(
-        self, where: PciAddress, found: findings.Findings, *, functions: AbstractSet[PciAddress] = frozenset()
+        self, where: PciAddress, found: findings.Findings, *, functions: Functions = MappingProxyType({})
     ) -> Facts:
         """Everything else about a GPU. What cannot be read is a Finding; raises SourceError when the GPU is gone.
 
-        `functions`: the GPUs and NVSwitches of this machine. Of an NVLink that ends in one of them the kind is not asked.
+        `functions`: the GPUs and NVSwitches of this machine. What an NVLink is that ends in one of them is not asked.
         """
 
         def ask(function: str, *arguments: object) -> Any:
@@ -212,7 +214,7 @@ class Nvml:
         self,
         where: PciAddress,
         architecture: int | None,
-        functions: AbstractSet[PciAddress],
+        functions: Functions,
         found: findings.Findings,
     ) -> tuple[model.NvLink, ...]:
         links: list[model.NvLink] = []
@@ -225,34 +227,36 @@ class Nvml:
                     if generation is None:
                         number = self._told(where, link, "nvmlDeviceGetNvLinkVersion", active=bool(state), found=found)
                         generation = nvmlnumbers.nvlink_generation(number, architecture)
-                    links.append(self._nvlink(where, link, functions, active=bool(state), found=found))
+                    links.append(self._nvlink(where, link, functions, generation, active=bool(state), found=found))
             except errors.SourceError as err:
                 if err.kind == "invalid-argument":
                     break
                 if err.kind in _ENDS_A_GPU:
                     raise
                 found.failed(where, err)
-        return tuple(replace(link, version=generation) for link in links)
+        return tuple(link if link.version == generation else replace(link, version=generation) for link in links)
 
     def _nvlink(
         self,
         where: PciAddress,
         link: int,
-        functions: AbstractSet[PciAddress],
+        functions: Functions,
+        generation: int | None,
         *,
         active: bool,
         found: findings.Findings,
     ) -> model.NvLink:
         far = self._told(where, link, "nvmlDeviceGetNvLinkRemotePciInfo", active=active, found=found)
         remote = None if far is None else self._noted(where, found, lambda: _address(far))
-        if remote in functions:
-            return model.NvLink(link=link, active=active, remote=remote)
+        known = None if remote is None else functions.get(remote)
+        if known is not None:
+            return model.NvLink(link=link, active=active, version=generation, remote_kind=known, remote=remote)
         kind = nvmlnumbers.REMOTE_KINDS.get(
             self._told(where, link, "nvmlDeviceGetNvLinkRemoteDeviceType", active=active, found=found)
         )
         if kind is None and active and far is not None and far.domain == _NO_DOMAIN:
             kind = model.RemoteKind.SWITCH
-        return model.NvLink(link=link, active=active, remote_kind=kind, remote=remote)
+        return model.NvLink(link=link, active=active, version=generation, remote_kind=kind, remote=remote)
 
     def _told(self, where: PciAddress, link: int, function: str, *, active: bool, found: findings.Findings) -> Any:
         """What a function says of a link; of one that is down it is often refused, with whatever error."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from discovery import (
     aligned,
@@ -185,13 +185,13 @@ class Machine:
     ) -> tuple[model.NvidiaDriver | None, tuple[model.Gpu, ...]]:
         module = system.nvidia_module_version(self._files, found)
         self._bound = _bound((function.address, function.driver) for function in functions)
-        addresses = {function.address for function in functions}
-        switches = {switch.address for switch in nvswitches}
-        with self._session(found, addresses | switches) as reader:
+        ends = {switch.address: model.RemoteKind.SWITCH for switch in nvswitches}
+        ends |= {function.address: model.RemoteKind.GPU for function in functions}
+        with self._session(found, ends) as reader:
             driver = reader.driver(module)
             gpu_list = tuple(reader.read(function) for function in functions)
-            reader.look_for_strangers(addresses)
-        return driver, gpus.with_far_ends(gpu_list, switches)
+            reader.look_for_strangers({function.address for function in functions})
+        return driver, gpu_list
 
     def _read_endpoints(
         self,
@@ -220,7 +220,7 @@ class Machine:
 
     @contextlib.contextmanager
     def _session(
-        self, found: findings.Findings, functions: AbstractSet[PciAddress] = frozenset()
+        self, found: findings.Findings, functions: nvml.Functions = MappingProxyType({})
     ) -> Iterator[gpus.GpuReader]:
         """A reader of GPUs over a session with NVML, if any GPU is bound to NVIDIA's driver. No session is a Finding."""
         refused = None

@@ -174,3 +174,14 @@ def test_the_document_for_people_has_the_paths_and_reads_back_without_them() -> 
     assert [(path["a"], path["b"]) for path in written["paths"]] == [("0000:18:00.0", "0000:1b:00.0")]
     assert written["paths"] == [codec.encode(path) for path in paths.between_all(whole)]
     assert codec.from_json(written) == whole
+
+
+@pytest.mark.parametrize("numbers", [[True], [1, 2.0], ["1"], [1 << 64], [1, -(1 << 64)], [None], {"0": 1}])
+def test_a_list_of_numbers_holds_whole_ones_of_64_bits(numbers: object) -> None:
+    with pytest.raises(errors.DocumentError, match=r"\$\.host\.onlineCpus"):
+        codec.from_json(document(host={"onlineCpus": numbers}))
+
+
+def test_a_list_of_numbers_is_read_as_it_is() -> None:
+    for numbers in ([], [0], [3, 1, (1 << 64) - 1]):
+        assert codec.from_json(document(host={"onlineCpus": numbers})).host.online_cpus == tuple(numbers)
