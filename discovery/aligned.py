@@ -192,12 +192,13 @@ def _interchangeable(weights: Weights) -> list[int]:
 
 def _weights(members: Sequence[model.PciFunction], wiring: nvlink.Wiring) -> list[list[int]]:
     weights = [[0] * len(members) for _ in members]
+    switches = [frozenset(member.switches) for member in members]
     for (i, a), (j, b) in itertools.combinations(enumerate(members), 2):
         links = wiring.wired.get((a.address, b.address), 0)
         criteria = (
             int(links > 0),
             links,
-            len(set(a.switches).intersection(b.switches)),
+            len(switches[i] & switches[j]),
             int(a.host_bridge is not None and a.host_bridge == b.host_bridge),
             int(a.numa_node is not None and a.numa_node == b.numa_node),
             int(a.cpu_socket is not None and a.cpu_socket == b.cpu_socket),

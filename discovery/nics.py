@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from discovery import findings, model, topology
-from discovery.address import PciAddress
+from discovery.address import HostBridge, PciAddress
 
 _Card = tuple[int, int, int]
 """Domain, bus and device: the functions of one card."""
@@ -69,7 +69,12 @@ def pair(
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.address)
     candidates = sorted((nic for nic in nics if nic.pci.physical_function is None), key=lambda nic: nic.address)
-    near = {gpu.address: nearest for gpu in ordered if (nearest := _nearest(gpu, candidates, ports)) is not None}
+    below = _by_host_bridge(candidates)
+    near = {
+        gpu.address: nearest
+        for gpu in ordered
+        if (nearest := _nearest(gpu, below.get(gpu.pci.host_bridge, ()), candidates, ports)) is not None
+    }
     chosen = _share_out(near)
     by_address = {nic.address: nic for nic in nics}
     for address in sorted(rails):
@@ -107,10 +112,18 @@ def distance(
     return own, None
 
 
-def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -> _Near | None:
-    distances = [(*distance(gpu.pci, nic, ports), nic) for nic in nics if _may_be_near(gpu.pci, nic)]
-    if not any(path_class in _BELOW_A_HOST_BRIDGE for path_class, _, _ in distances):
-        distances = [(*distance(gpu.pci, nic, ports), nic) for nic in nics]
+def _nearest(
+    gpu: model.Gpu, below: Sequence[model.Nic], nics: Sequence[model.Nic], ports: topology.Ports
+) -> _Near | None:
+    """The NICs nearest to a GPU; `below` are those of its host bridge, which are looked at first."""
+    found = _among(gpu, below, ports)
+    if found is None or found.distance not in _BELOW_A_HOST_BRIDGE:
+        found = _among(gpu, nics, ports)
+    return found
+
+
+def _among(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -> _Near | None:
+    distances = [(*distance(gpu.pci, nic, ports), nic) for nic in nics]
     known = [item for item in distances if item[0] is not model.PathClass.UNKNOWN]
     if not known:
         return None
@@ -124,10 +137,19 @@ def _nearest(gpu: model.Gpu, nics: Sequence[model.Nic], ports: topology.Ports) -
     )
 
 
-def _may_be_near(gpu: model.PciFunction, nic: model.Nic) -> bool:
-    """Whether the two could be nearer than over the CPU: most NICs of a large machine are not, and need no closer look."""
-    functions = (nic.pci,) if nic.data_direct is None else (nic.pci, nic.data_direct)
-    return any(pci.host_bridge == gpu.host_bridge or pci.switch_source is model.Provenance.OVERLAY for pci in functions)
+def _by_host_bridge(nics: Sequence[model.Nic]) -> Mapping[HostBridge | None, Sequence[model.Nic]]:
+    """The NICs that are below each host bridge, themselves or with their Data Direct function; of a large machine few are below
+    that of a GPU, and no other is nearer than over the CPU. None are told where an overlay has groups, which reach over
+    host bridges.
+    """
+    below: dict[HostBridge | None, list[model.Nic]] = {}
+    for nic in nics:
+        functions = [pci for pci in (nic.pci, nic.data_direct) if pci is not None]
+        if any(pci.switch_source is model.Provenance.OVERLAY for pci in functions):
+            return {}
+        for bridge in {pci.host_bridge for pci in functions}:
+            below.setdefault(bridge, []).append(nic)
+    return below
 
 
 def _shared(a: model.PciFunction, b: model.PciFunction) -> int:

@@ -70,9 +70,11 @@ def wiring(gpus: Sequence[model.Gpu], found: findings.Findings) -> Wiring:
     wired: dict[Pair, int] = {}
     joined: set[Pair] = set()
     for a, b in itertools.combinations((gpu.address for gpu in ordered), 2):
-        ways = ((a, b), (b, a))
-        now = min((ends[near].direct_active.get(far, 0) for near, far in ways if near not in silent), default=0)
-        in_place = min((ends[near].direct_wired.get(far, 0) for near, far in ways if near not in dark), default=0)
+        now = in_place = 0
+        if ends[a].direct_wired or ends[b].direct_wired:
+            ways = ((a, b), (b, a))
+            now = min((ends[near].direct_active.get(far, 0) for near, far in ways if near not in silent), default=0)
+            in_place = min((ends[near].direct_wired.get(far, 0) for near, far in ways if near not in dark), default=0)
         if a in fabrics and b in fabrics and fabrics[a] == fabrics[b]:
             now += min(ends[a].switch_active, ends[b].switch_active)
             in_place += min(ends[a].switch_wired, ends[b].switch_wired)
