@@ -68,10 +68,12 @@ def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> mode
 def paths(devices: Sequence[model.PciFunction], bridges: peering.Bridges, nvlinks: Nvlinks) -> tuple[model.Path, ...]:
     """The path of every pair of `devices`, ordered by address.
 
-    There are many pairs and few places, and a path is a matter of the places, but for functions of one slot.
+    There are many pairs and few places, and a path is a matter of the places, but for functions of one slot, of which an
+    overlay may say different things.
     """
     ports = port_types(bridges.values())
     ordered = sorted(devices, key=lambda device: device.address)
+    slots = [device.address[:3] for device in ordered]
     places: dict[object, int] = {}
     place_of = [
         places.setdefault(
@@ -86,10 +88,11 @@ def paths(devices: Sequence[model.PciFunction], bridges: peering.Bridges, nvlink
     for i, a in enumerate(ordered):
         for j in range(i + 1, len(ordered)):
             b = ordered[j]
-            between = known.get((place_of[i], place_of[j]))
+            one_slot = slots[i] == slots[j]
+            between = None if one_slot else known.get((place_of[i], place_of[j]))
             if between is None:
                 between = path_class(a, b, ports), peering.direct(a, b, bridges)
-                if place_of[i] != place_of[j]:
+                if not one_slot:
                     known[place_of[i], place_of[j]] = between
             count = nvlinks.get((a.address, b.address), 0) if has_nvlinks[i] and has_nvlinks[j] else 0
             found.append(model.Path(a=a.address, b=b.address, path_class=between[0], nvlinks=count, direct=between[1]))

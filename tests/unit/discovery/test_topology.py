@@ -164,15 +164,25 @@ PLACES = st.tuples(
     st.sampled_from(
         ((), (ROOT,), (ROOT, UP, DOWN1), (ROOT, UP, DOWN2), (ROOT, UP, DOWN2, UP2, DOWN3), (OTHER_ROOT, BRIDGE))
     ),
-    st.sampled_from((None, 0, 1)),
 )
+SAID = st.tuples(st.sampled_from((None, 0, 1)), st.sampled_from(model.Provenance))
+"""NUMA node of a function, and who told it."""
+
+CARDS = st.tuples(PLACES, st.lists(SAID, min_size=1, max_size=3))
+"""A place, and the functions of the card in it, of which an overlay may say different things."""
 
 
-@given(st.lists(PLACES, max_size=8))
-def test_the_paths_of_many_are_those_of_each_two(places: list[tuple[str, tuple[PciAddress, ...], int | None]]) -> None:
+@given(st.lists(CARDS, max_size=5))
+def test_the_paths_of_many_are_those_of_each_two(
+    cards: list[tuple[tuple[str, tuple[PciAddress, ...]], list[tuple[int | None, model.Provenance]]]],
+) -> None:
     devices = [
-        wiring.function(wiring.at(bus), root=root, bridges=bridges, numa=numa)
-        for bus, (root, bridges, numa) in enumerate(places)
+        replace(
+            wiring.function(wiring.at(bus, function), root=root, bridges=bridges, numa=numa),
+            numa_source=None if numa is None else source,
+        )
+        for bus, ((root, bridges), functions) in enumerate(cards)
+        for function, (numa, source) in enumerate(functions)
     ]
     expected = [topology.path_class(a, b, PORTS) for a, b in itertools.combinations(devices, 2)]
     paths = topology.paths(devices, BRIDGES, {})
@@ -180,3 +190,14 @@ def test_the_paths_of_many_are_those_of_each_two(places: list[tuple[str, tuple[P
     assert [path.direct for path in paths] == [
         peering.direct(a, b, BRIDGES) for a, b in itertools.combinations(devices, 2)
     ]
+
+
+def test_what_an_overlay_says_of_two_functions_of_one_slot_is_said_of_no_others() -> None:
+    card = [
+        replace(wiring.function(wiring.at(2, number), numa=number), numa_source=model.Provenance.OVERLAY)
+        for number in (0, 1)
+    ]
+    other = replace(wiring.function(wiring.at(5), numa=1), numa_source=model.Provenance.OVERLAY)
+    assert [path.path_class for path in topology.paths([*card, other], BRIDGES, {})] == [
+        PathClass.PIX, PathClass.SYS, PathClass.PHB,
+    ]  # fmt: skip
