@@ -15,11 +15,10 @@ another's card only if that one has another card of its class that is not more u
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from discovery import findings, model, topology
+from discovery import findings, model, pcie, topology
 from discovery.address import HostBridge, PciAddress
 
 _Card = tuple[int, int, int]
@@ -158,8 +157,7 @@ def _shared(a: model.PciFunction, b: model.PciFunction) -> int:
         return len(set(a.switches).intersection(b.switches))
     if a.host_bridge is None or a.host_bridge != b.host_bridge:
         return 0
-    both = zip(a.bridges, b.bridges, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+    return pcie.shared(a, b)
 
 
 def _capacity(link: model.PcieLink | None) -> float:

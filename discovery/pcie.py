@@ -5,6 +5,7 @@ the configuration space of the bridges above it. Pure: text and bytes in, values
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,6 +216,12 @@ def infer_port_types(
         if above is not None:
             inferred[bridge] = above
     return inferred
+
+
+def shared(a: PciFunction, b: PciFunction) -> int:
+    """How many bridges, from the host bridge down, are above both of two functions of one host bridge."""
+    both = zip(a.bridges, b.bridges, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def switches(

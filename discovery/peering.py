@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from discovery import findings, model
+from discovery import findings, model, pcie
 from discovery.address import PciAddress
 
 Bridges = Mapping[PciAddress, model.Bridge]
@@ -44,7 +44,7 @@ def reaches(sender: model.PciFunction, receiver: model.PciFunction, bridges: Bri
         return False
     if sender.address[:3] == receiver.address[:3]:
         return None
-    shared = _shared(sender, receiver)
+    shared = pcie.shared(sender, receiver)
     if shared == 0:
         return False
     meeting = bridges.get(sender.bridges[shared - 1])
@@ -70,11 +70,6 @@ def with_direct(
     }
 
 
-def _shared(a: model.PciFunction, b: model.PciFunction) -> int:
-    """How many bridges from the host bridge down are above both."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.bridges, b.bridges, strict=False)))
-
-
 @dataclass(slots=True)
 class _Turn:
     """What goes up at one switch although it could stay below it."""
@@ -93,7 +88,7 @@ def note_redirected(
     for sender, receiver in _conversations(gpus, nics):
         if reaches(sender, receiver, bridges) is not False or sender.host_bridge != receiver.host_bridge:
             continue
-        shared = _shared(sender, receiver)
+        shared = pcie.shared(sender, receiver)
         if shared:
             turn = turns.setdefault(sender.bridges[shared - 1], _Turn())
             turn.pairs.append((sender.address, receiver.address))

@@ -11,10 +11,9 @@ groups that nothing holds together share no bridge; and NUMA nodes that differ m
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from discovery import model, peering
+from discovery import model, pcie, peering
 from discovery.address import PciAddress
 
 Ports = Mapping[PciAddress, model.PortType | None]
@@ -56,9 +55,7 @@ def path_class(a: model.PciFunction, b: model.PciFunction, ports: Ports) -> mode
         if a.numa_node is None or b.numa_node is None:
             return model.PathClass.UNKNOWN
         return model.PathClass.NODE if a.numa_node == b.numa_node else model.PathClass.SYS
-    shared = sum(
-        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.bridges, b.bridges, strict=False))
-    )
+    shared = pcie.shared(a, b)
     if shared == 0 or grouped:
         return model.PathClass.PHB
     crossed = _crossed(a.bridges, shared, ports) | _crossed(b.bridges, shared, ports)
