@@ -17,8 +17,6 @@ from discovery.address import PciAddress
 
 Vpds = Mapping[PciAddress, vpd.Vpd]
 
-_REFUSED = ("eacces", "eperm")
-
 
 def read(
     files: sysfs.Sysfs,
@@ -39,7 +37,7 @@ def read(
         try:
             data = files.read(f"{function.path}/vpd")
         except errors.SourceError as err:
-            if err.kind not in _REFUSED:
+            if err.kind not in errors.DENIED:
                 found.failed(function.address, err)
                 continue
             found.warning(

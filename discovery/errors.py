@@ -12,6 +12,9 @@ from __future__ import annotations
 MALFORMED = "malformed"
 """The kind of a SourceError whose source answered, with something that it should not have said."""
 
+DENIED = frozenset({"eacces", "eperm"})
+"""The kinds of a SourceError about a file that this user may not read."""
+
 
 class DiscoveryError(Exception):
     """Base of everything discovery raises."""

@@ -56,9 +56,6 @@ MAX_FINDINGS = 500
 """A tree of ten thousand broken files is one problem, and the Snapshot has to stay small enough to be passed on."""
 
 
-_DENIED = ("eacces", "eperm")
-
-
 class Findings:
     """The Findings of one probe. Not for use by several threads."""
 
@@ -86,7 +83,7 @@ class Findings:
         """One reading of one source failed, and the fact it would have given stays unknown. Files that may not be read are one
         Finding for all of a name: without the rights of root, it is the same one of every device.
         """
-        if error.kind in _DENIED and error.path is not None:
+        if error.kind in errors.DENIED and error.path is not None:
             self._denied.setdefault(error.path.rpartition("/")[2], []).append(error)
             return
         self._add(f"{error.source}-{error.kind}", model.Severity.WARNING, subject, str(error))

@@ -147,7 +147,7 @@ def _best(files: sysfs.Sysfs, name: str, read: Callable[[list[str]], tuple[int, 
     try:
         routes = [route for line in _lines(files, name) or () if (route := read(line.split())) is not None]
     except (ValueError, IndexError) as err:
-        raise errors.SourceError("sysfs", "malformed", f"/{_OF_PROCESS_1}/{name} holds what is no route") from err
+        raise errors.SourceError("sysfs", errors.MALFORMED, f"/{_OF_PROCESS_1}/{name} holds what is no route") from err
     best = min((metric for metric, _ in routes), default=0)
     return frozenset(interface for metric, interface in routes if metric == best)
 

@@ -281,7 +281,9 @@ class Nvml:
             return None
         state = nvmlnumbers.FABRIC_STATES.get(info.state)
         if state is None:
-            raise errors.SourceError("nvml", "malformed", f"nvmlDeviceGetGpuFabricInfoV: unknown state {info.state}")
+            raise errors.SourceError(
+                "nvml", errors.MALFORMED, f"nvmlDeviceGetGpuFabricInfoV: unknown state {info.state}"
+            )
         if state == "completed" and info.status != self._pynvml.NVML_SUCCESS:
             found.warning(
                 "fabric-failed",
@@ -394,7 +396,7 @@ def _ask(pynvml: Any, function: str, *arguments: object) -> Any:
     except pynvml.NVMLError as err:
         raise errors.SourceError("nvml", _kind(pynvml, err.value), f"{function}: {_said(pynvml, err)}") from err
     except UnicodeDecodeError as err:
-        raise errors.SourceError("nvml", "malformed", f"{function} answered bytes that are no text") from err
+        raise errors.SourceError("nvml", errors.MALFORMED, f"{function} answered bytes that are no text") from err
 
 
 def _kind(pynvml: Any, status: int) -> str:
@@ -423,4 +425,4 @@ def _address(info: Any) -> PciAddress | None:
     try:
         return address.parse(info.busId)
     except (ValueError, UnicodeDecodeError) as err:
-        raise errors.SourceError("nvml", "malformed", f"nvmlPciInfo_t.busId: {err}") from err
+        raise errors.SourceError("nvml", errors.MALFORMED, f"nvmlPciInfo_t.busId: {err}") from err

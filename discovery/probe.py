@@ -80,7 +80,7 @@ class Machine:
         self._files.check_roots()
         self._nvml.close()  # a new session sees GPUs that came back
         found = findings.Findings()
-        rdma = endpoints.class_devices(self._files, "infiniband", found)
+        rdma = endpoints.class_devices(self._files, endpoints.RDMA, found)
         functions = pci.functions(self._files, rdma, found)
         machine = system.host(self._files, self._memory(found), found)
         located, bridges = self._locate(functions, machine, found)
@@ -113,7 +113,7 @@ class Machine:
         """A cheap look at identity and state. Raises ProbeError as `probe` does."""
         self._files.check_roots()
         found = findings.Findings()
-        rdma = endpoints.class_devices(self._files, "infiniband", found)
+        rdma = endpoints.class_devices(self._files, endpoints.RDMA, found)
         functions = pci.functions(self._files, rdma, found)
         drivers = {function.address: self._driver(function, found) for function in functions}
         self._bound = _bound((at.address, drivers[at.address]) for at in functions if at.kind is pci.Kind.GPU)

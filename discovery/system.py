@@ -180,7 +180,7 @@ def _distances(directory: sysfs.Directory, online: tuple[int, ...], found: findi
     row = text.split()
     if len(row) != len(online) or not all(re.fullmatch(r"[0-9]{1,3}", entry) for entry in row):
         found.failed(
-            directory.name, errors.SourceError("sysfs", "malformed", f"/{directory.path}/distance: {text[:40]!r}")
+            directory.name, errors.SourceError("sysfs", errors.MALFORMED, f"/{directory.path}/distance: {text[:40]!r}")
         )
         return {}
     return dict(zip(online, map(int, row), strict=True))
