@@ -16,6 +16,9 @@ from discovery.errors import SourceError
 
 logger = logging.getLogger(__name__)
 
+ENDING_S = 1.0
+"""How long `stop` waits for the thread, which ends at once unless the machine is very busy."""
+
 
 class HintObserver(Protocol):
     """Who counts messages."""
@@ -37,6 +40,7 @@ class Changes:
         self._lock = threading.Lock()
         self._stopped = False
         self._listener: uevents.Listener | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to listen. After this no change is missed, so the first look comes after it."""
@@ -49,15 +53,18 @@ class Changes:
                 logger.info("%s; changes of the hardware are found by the look of every interval", error)
                 return
             self._listener = listener
-        threading.Thread(target=self._run, args=(listener,), name="uevents", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, args=(listener,), name="uevents", daemon=True)
+            self._thread.start()
         logger.info("Listening to uevents: changes of the hardware are published when they have ended")
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and give the socket back."""
         with self._lock:
             self._stopped = True
             if self._listener is not None:
                 self._listener.stop()
+        if self._thread is not None:
+            self._thread.join(ENDING_S)
 
     def _run(self, listener: uevents.Listener) -> None:
         try:

@@ -39,16 +39,16 @@ class Seen:
 
 
 @contextlib.contextmanager
-def hearing(kind: socket.SocketKind = socket.SOCK_DGRAM) -> Iterator[tuple[changes.Changes, Seen, socket.socket]]:
+def hearing() -> Iterator[tuple[changes.Changes, Seen, socket.socket]]:
     seen = Seen()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener = uevents.Listener(ours, genuine=lambda _: True, ended=seen.closed.set)
     with theirs:
         own = changes.Changes(lambda: listener, stir=seen.stir, observer=seen)
         own.start()
         yield own, seen, theirs
         own.stop()
-        assert seen.closed.wait(WAIT_S)
+        assert seen.closed.is_set()
         own.stop()
 
 
