@@ -195,9 +195,9 @@ class Agent:
         """Tell those who wait for hardware facts whenever there are new ones."""
         seen = 0
         while not self._stop.is_set():
-            changes = readings.wait(seen, 3600)
-            if changes != seen:
-                seen = changes
+            now = readings.wait(seen, 3600)
+            if now != seen:
+                seen = now
                 answers.wake()
                 self._notify()
 
