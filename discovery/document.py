@@ -10,13 +10,14 @@ such as 0000:18:00.0 would be the base-60 number 1080.
 from __future__ import annotations
 
 import math
+import os
 import re
+import select
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args
 
 import yaml
 
@@ -28,6 +29,9 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_PROBLEMS = 20
 """More problems than this in one document are counted, not listed."""
+
+PATIENCE_S = 30.0
+"""How long a pipe may say nothing before it is given up: a program that writes into it may ask a server first."""
 
 Place = tuple[str | int, ...]
 
@@ -75,23 +79,17 @@ class Document:
         spelt = _spell(place)
         return f"{self.name}:{self.line(place)}" + (f": {spelt}" if spelt else "")
 
-    def explain(
-        self, problems: Iterable[Mapping[str, Any]], *, known: Mapping[Place, Iterable[str]] | None = None
-    ) -> str:
+    def explain(self, problems: Iterable[Mapping[str, Any]], *, model: Any = None) -> str:
         """The errors of a pydantic ValidationError (`.errors()`), one a line, each with its place.
 
-        `known`: the keys that exist in a mapping, with 0 for every index of a list, to name the one that was meant.
+        `model`: the model that the document was held against, to name the key that was meant.
         """
-        listed = list(problems)
-        lines = [self._line_of(problem, known or {}) for problem in listed[:MAX_PROBLEMS]]
-        if len(listed) > MAX_PROBLEMS:
-            lines.append(f"{self.name}: and {len(listed) - MAX_PROBLEMS} more problems")
-        return "\n".join(lines)
+        return listed(self.name, [self._line_of(problem, model) for problem in problems])
 
-    def _line_of(self, problem: Mapping[str, Any], known: Mapping[Place, Iterable[str]]) -> str:
+    def _line_of(self, problem: Mapping[str, Any], model: Any) -> str:
         place: Place = tuple(problem["loc"])
         if problem["type"] == "extra_forbidden":
-            keys = sorted(known.get(tuple(0 if isinstance(part, int) else part for part in place[:-1]), ()))
+            keys = sorted(_keys(model, place[:-1]))
             close = get_close_matches(str(place[-1]), keys, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(keys)}" if keys else ""
             return f"{self.where(place)}: unknown key{hint}"
@@ -110,29 +108,40 @@ def read(path: Path, *, max_bytes: int = MAX_BYTES) -> Document:
     return parse(read_bytes(path, max_bytes=max_bytes), name=str(path), max_bytes=max_bytes)
 
 
-def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """What is in a file, and one byte more than `max_bytes` where it is larger. DocumentError that names the file."""
+def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, patience_s: float = PATIENCE_S) -> bytes:
+    """What is in a file, and one byte more than `max_bytes` where it is larger. DocumentError that names the file.
+
+    It may be a pipe, such as a shell's `<(command)`: its end is waited for, unless nothing comes from it for `patience_s`.
+    """
+    content = bytearray()
     try:
-        with path.open("rb") as file:
-            return file.read(max_bytes + 1)
+        file = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+        )  # a FIFO without a writer would hold us in open()
+        try:
+            watched = select.poll()
+            watched.register(file, select.POLLIN)
+            while len(content) <= max_bytes:
+                if not watched.poll(patience_s * 1000):
+                    raise DocumentError(
+                        f"{path}: nothing came from it for {patience_s:g} s: start what writes into this pipe, or name a file"
+                    )
+                part = os.read(file, max_bytes + 1 - len(content))
+                if not part:
+                    break
+                content += part
+        finally:
+            os.close(file)
     except (OSError, ValueError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
         raise DocumentError(f"{path}: cannot be read: {reason}") from err
+    return bytes(content)
 
 
-def keys_of(model: Any, at: Place = ()) -> dict[Place, tuple[str, ...]]:
-    """The keys that a pydantic model has, and the models in it, for `Document.explain`."""
-    known = {at: tuple(field.alias or name for name, field in model.model_fields.items())}
-    for name, field in model.model_fields.items():
-        place: Place = (*at, field.alias or name)
-        inside = field.annotation
-        if get_origin(inside) in (Union, UnionType):
-            inside = next((part for part in get_args(inside) if part is not type(None)), None)
-        if get_origin(inside) in (tuple, list):
-            inside, place = get_args(inside)[0], (*place, 0)
-        if hasattr(inside, "model_fields"):
-            known |= keys_of(inside, place)
-    return known
+def listed(name: str, problems: Sequence[str]) -> str:
+    """The problems of a document, one a line; those beyond MAX_PROBLEMS are counted."""
+    more = len(problems) - MAX_PROBLEMS
+    return "\n".join((*problems[:MAX_PROBLEMS], *([f"{name}: and {more} more problems"] if more > 0 else [])))
 
 
 def parse(data: bytes, *, name: str, max_bytes: int = MAX_BYTES) -> Document:
@@ -264,6 +273,26 @@ def _resolve(text: str) -> object:
         number = float(text)
         return number if math.isfinite(number) else text
     return text
+
+
+def _keys(model: Any, place: Place) -> list[str]:
+    """The keys that a pydantic model has at a place; none without a model."""
+    for part in place:
+        field = next((field for name, field in _fields(model).items() if part == (field.alias or name)), None)
+        if field is not None:  # else an index or a key of a mapping, whose entries are of the type found already
+            model = _model_in(field.annotation) or model
+    return [field.alias or name for name, field in _fields(model).items()]
+
+
+def _fields(model: Any) -> Mapping[str, Any]:
+    return getattr(model, "model_fields", {})
+
+
+def _model_in(annotation: Any) -> Any:
+    """The model that an annotation is or holds (optional, in a list, in a mapping)."""
+    if hasattr(annotation, "model_fields"):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _spell(place: Sequence[str | int]) -> str:

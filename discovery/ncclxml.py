@@ -136,9 +136,7 @@ def parse(data: bytes, *, name: str, match: overlay.Match | None = None) -> over
     machine = reader.machine(match)
     problems = overlay.problems(machine)
     if problems:
-        more = len(problems) - document.MAX_PROBLEMS
-        listed = [f"{name}:{line}: {what}" for line, what in problems[: document.MAX_PROBLEMS]]
-        raise DocumentError("\n".join([*listed, *([f"{name}: and {more} more problems"] if more > 0 else [])]))
+        raise DocumentError(document.listed(name, [f"{name}:{line}: {what}" for line, what in problems]))
     return machine
 
 

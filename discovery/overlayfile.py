@@ -210,7 +210,7 @@ def parse(source: document.Document, *, folder: Path) -> overlay.Overlay:
     try:
         told = TopologyOverlay.model_validate(source.value)
     except pydantic.ValidationError as err:
-        raise DocumentError(source.explain(err.errors(include_url=False), known=_KNOWN)) from err
+        raise DocumentError(source.explain(err.errors(include_url=False), model=TopologyOverlay)) from err
     reader = _Reader(source, folder)
     machines = tuple(reader.machine(entry, index) for index, entry in enumerate(told.machines))
     trouble = [f"{machine.place(line)}: {what}" for machine in machines for line, what in overlay.problems(machine)]
@@ -223,10 +223,7 @@ def parse(source: document.Document, *, folder: Path) -> overlay.Overlay:
     ):
         trouble.append(f"{source.name}: more than {overlay.MAX_DEVICES} devices and groups are named; split the file")
     if trouble:
-        more = [f"{source.name}: and {len(trouble) - document.MAX_PROBLEMS} more problems"]
-        raise DocumentError(
-            "\n".join(trouble[: document.MAX_PROBLEMS] + (more if len(trouble) > document.MAX_PROBLEMS else []))
-        )
+        raise DocumentError(document.listed(source.name, trouble))
     return overlay.Overlay(file=source.name, machines=machines)
 
 
@@ -352,6 +349,3 @@ def _nccl(data: bytes, path: Path, match: overlay.Match | None = None) -> overla
             "is the package lxml, or write a TopologyOverlay (YAML)"
         ) from err
     return ncclxml.parse(data, name=str(path), match=match)
-
-
-_KNOWN = document.keys_of(TopologyOverlay)

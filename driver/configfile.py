@@ -114,7 +114,7 @@ def parse(source: document.Document) -> config.AgentConfig:
     try:
         read = Agent.model_validate(source.value)
     except pydantic.ValidationError as err:
-        raise ConfigError(source.explain(err.errors(include_url=False), known=_KNOWN)) from err
+        raise ConfigError(source.explain(err.errors(include_url=False), model=Agent)) from err
     rails: dict[address.PciAddress, int] = {}
     twice: list[str] = []
     for index, entry in enumerate(read.topology.rails):
@@ -159,6 +159,3 @@ def json_schema() -> dict[str, Any]:
         for entry in model["properties"].values():
             entry.pop("title", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": KIND}
-
-
-_KNOWN = document.keys_of(Agent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import typing
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -140,23 +139,4 @@ def _validated(model: type[M], read: document.Document) -> M:
     try:
         return model.model_validate_json(json.dumps(read.value))
     except pydantic.ValidationError as err:
-        problems = err.errors()
-        around = (tuple(problem["loc"])[:-1] for problem in problems if problem["type"] == "extra_forbidden")
-        known = {tuple(0 if isinstance(part, int) else part for part in at): _keys(model, at) for at in around}
-        raise DocumentError(read.explain(problems, known=known)) from err
-
-
-def _keys(model: type[pydantic.BaseModel], place: document.Place) -> list[str]:
-    """The keys that exist at a place of a document."""
-    for part in place:
-        field = next((field for field in model.model_fields.values() if field.alias == part), None)
-        if field is not None:  # else an index or a key of a mapping, whose entries are of the type found already
-            model = _model_in(field.annotation) or model
-    return [field.alias or "" for field in model.model_fields.values()]
-
-
-def _model_in(annotation: object) -> type[pydantic.BaseModel] | None:
-    """The model that an annotation is or holds (optional, in a list, in a mapping)."""
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return annotation
-    return next(filter(None, map(_model_in, typing.get_args(annotation))), None)
+        raise DocumentError(read.explain(err.errors(), model=model)) from err

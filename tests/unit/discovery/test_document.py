@@ -5,14 +5,19 @@
 - every refusal names the document, the line and the reason: syntax, encoding, size, depth, duplicates, aliases, tags
 - a place is found again: the line of a key, of a list's entry, of the nearest part around a place that is not there
 - pydantic's errors become lines with a place and the key that was meant
+- a pipe is read to its end, and given up where nothing comes
 - whatever the bytes, a Document or a DocumentError comes of them
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,6 +136,21 @@ def test_places_have_lines() -> None:
     assert read.where(()) == "a.yaml:1"
 
 
+class Part(pydantic.BaseModel):
+    numa_node: str = pydantic.Field(alias="numaNode")
+    pcie: int = pydantic.Field(alias="pcieSwitches")
+
+
+class Entry(pydantic.BaseModel):
+    nic: str
+    rail: int
+
+
+class Whole(pydantic.BaseModel):
+    publish: Part | None = None
+    rails: tuple[Entry, ...] = ()
+
+
 def test_problems_are_explained_with_the_key_that_was_meant() -> None:
     read = parse("publish:\n  numaNodes: list\n  x: 1\nrails:\n- nick: 1\n  rail: -1\n")
     problems: list[dict[str, object]] = [
@@ -141,8 +161,7 @@ def test_problems_are_explained_with_the_key_that_was_meant() -> None:
         {"type": "greater_than_equal", "loc": ("rails", 0, "rail"), "msg": "Input should be at least 0", "input": -1},
         {"type": "value_error", "loc": (), "msg": "Value error, it is wrong", "input": {}},
     ]
-    known = {("publish",): ("numaNode", "pcieSwitches"), ("rails", 0): ("nic", "rail")}
-    assert read.explain(problems, known=known).splitlines() == [
+    assert read.explain(problems, model=Whole).splitlines() == [
         "a.yaml:2: publish.numaNodes: unknown key; did you mean numaNode?",
         "a.yaml:3: publish.x: unknown key; known here: numaNode, pcieSwitches",
         "a.yaml:5: rails[0].nick: unknown key; did you mean nic?",
@@ -174,6 +193,41 @@ def test_files_are_read_and_missing_ones_named(tmp_path: Path) -> None:
     for unreadable in (tmp_path, tmp_path / "nothing.yaml"):
         with pytest.raises(DocumentError, match=r"cannot be read: (Is a directory|No such file)"):
             document.read(unreadable)
+
+
+@pytest.fixture(name="fifo")
+def fixture_fifo(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    yield path
+    path.unlink()
+
+
+def test_a_pipe_is_read_to_its_end_however_late_that_comes(fifo: Path) -> None:
+    with subprocess.Popen(["/bin/sh", "-c", 'exec > "$0"; echo "a:"; sleep 0.2; echo " 1"', fifo]) as writer:
+        assert document.read(fifo).value == {"a": 1}
+    assert writer.returncode == 0
+    reading, writing = os.pipe()
+    os.write(writing, b"a: 2")
+    os.close(writing)
+    assert document.read(Path(f"/dev/fd/{reading}")).value == {"a": 2}
+    os.close(reading)
+
+
+def test_a_pipe_that_says_nothing_is_given_up(fifo: Path) -> None:
+    with pytest.raises(DocumentError, match=r"fifo: nothing came from it for 0\.05 s: start what writes into this pipe"):
+        document.read_bytes(fifo, patience_s=0.05)
+    silent = os.open(fifo, os.O_RDWR)
+    try:
+        os.write(silent, b"a: ")
+        with pytest.raises(DocumentError, match="nothing came from it"):
+            document.read_bytes(fifo, patience_s=0.05)
+    finally:
+        os.close(silent)
+
+
+def test_no_more_is_read_than_a_document_may_have() -> None:
+    assert len(document.read_bytes(Path("/dev/zero"), max_bytes=100_000)) == 100_001
 
 
 TEXTS = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=20)
