@@ -115,9 +115,8 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, patience_s: float = PA
     """
     content = bytearray()
     try:
-        file = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-        )  # a FIFO without a writer would hold us in open()
+        # A FIFO that nobody writes into would hold us in open().
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             watched = select.poll()
             watched.register(file, select.POLLIN)

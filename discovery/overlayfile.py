@@ -25,34 +25,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic.alias_generators import to_camel
 
-from discovery import address, document, overlay
+from discovery import address, document, overlay, strict
 from discovery.errors import DocumentError
 
-API_VERSION = "config.nearfield.dev/v1alpha1"
 KIND = "TopologyOverlay"
 NUMA_MAX = 1023
 """The kernel has no higher node (CONFIG_NODES_SHIFT is at most 10)."""
 
-RAIL_MAX = 2**31 - 1
 MAX_MACHINES = 256
-ADDRESS_PATTERN = r"^[0-9a-fA-F]{1,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F](\.[0-7])?$"
-"""What `address.parse` accepts, for editors; here `address.parse` itself judges."""
-
 GPU_PATTERN = r"^[0-9a-f]{4}:[0-9a-f]{4}$"
 
 _KIND_LINE = re.compile(rb"^kind:[ \t]*[\"']?TopologyOverlay\b", re.MULTILINE)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-def _is_an_address(value: str) -> str:
-    return str(address.parse(value))
-
-
-Address = Annotated[
-    str, pydantic.AfterValidator(_is_an_address), pydantic.Field(json_schema_extra={"pattern": ADDRESS_PATTERN})
-]
 
 
 def _is_no_empty_list(value: object) -> object:
@@ -80,18 +65,7 @@ Name = Annotated[str, pydantic.Field(min_length=1, max_length=63)]
 FileName = Annotated[str, pydantic.Field(min_length=1, max_length=1024)]
 
 
-class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(
-        strict=True,
-        extra="forbid",
-        frozen=True,
-        alias_generator=to_camel,
-        validate_by_name=False,
-        use_attribute_docstrings=True,
-    )
-
-
-class Match(_Section):
+class Match(strict.Section):
     """Which machines are meant; all that is given must be so."""
 
     vendor: Annotated[Name | None, _NOT_NULL] = None
@@ -110,17 +84,17 @@ class Match(_Section):
         return self
 
 
-class NumaNode(_Section):
+class NumaNode(strict.Section):
     """The devices near one NUMA node."""
 
     node: Annotated[int, pydantic.Field(ge=0, le=NUMA_MAX)]
     """Number of the node, as /sys/devices/system/node has it."""
 
-    devices: Annotated[tuple[Address, ...], *_NOT_EMPTY]
+    devices: Annotated[tuple[strict.Address, ...], *_NOT_EMPTY]
     """PCI addresses."""
 
 
-class Switch(_Section):
+class Switch(strict.Section):
     """The devices below one PCIe switch, or below something that acts as one."""
 
     name: Name
@@ -129,21 +103,11 @@ class Switch(_Section):
     parent: Annotated[Name | None, _NOT_NULL] = None
     """The switch above this one."""
 
-    devices: tuple[Address, ...] = pydantic.Field(default=(), strict=False)
+    devices: tuple[strict.Address, ...] = pydantic.Field(default=(), strict=False)
     """PCI addresses of those that are directly below it."""
 
 
-class Rail(_Section):
-    """The rail of a NIC."""
-
-    nic: Address
-    """PCI address of the NIC."""
-
-    rail: Annotated[int, pydantic.Field(ge=0, le=RAIL_MAX)]
-    """Index of the rail, from 0."""
-
-
-class Machine(_Section):
+class Machine(strict.Section):
     """One kind of machine."""
 
     match: Annotated[Match | None, _NOT_NULL] = None
@@ -155,7 +119,7 @@ class Machine(_Section):
     switches: tuple[Switch, ...] = pydantic.Field(default=(), strict=False)
     """Groups of devices. They are published as pcieSwitch, never as pcieRoot."""
 
-    rails: tuple[Rail, ...] = pydantic.Field(default=(), strict=False)
+    rails: tuple[strict.Rail, ...] = pydantic.Field(default=(), strict=False)
     """Rails of NICs. With any entry, a NIC that is not named has no rail."""
 
     nccl_topology: Annotated[FileName | None, _NOT_NULL] = None
@@ -171,10 +135,10 @@ class Machine(_Section):
         return self
 
 
-class TopologyOverlay(_Section):
+class TopologyOverlay(strict.Section):
     """What the machines of a fleet do not tell of their wiring."""
 
-    api_version: Literal["config.nearfield.dev/v1alpha1"]
+    api_version: strict.ApiVersion
     kind: Literal["TopologyOverlay"]
     machines: Annotated[tuple[Machine, ...], *_NOT_EMPTY, pydantic.Field(max_length=MAX_MACHINES)]
     """The first machine that matches counts."""
@@ -205,12 +169,7 @@ def is_xml(data: bytes) -> bool:
 
 def parse(source: document.Document, *, folder: Path) -> overlay.Overlay:
     """The overlay in a document that was read. DocumentError with one line for every problem."""
-    if not isinstance(source.value, dict):
-        raise DocumentError(f"{source.name}:{source.line(())}: expected apiVersion: {API_VERSION} and kind: {KIND}")
-    try:
-        told = TopologyOverlay.model_validate(source.value)
-    except pydantic.ValidationError as err:
-        raise DocumentError(source.explain(err.errors(include_url=False), model=TopologyOverlay)) from err
+    told = strict.validate(TopologyOverlay, source)
     reader = _Reader(source, folder)
     machines = tuple(reader.machine(entry, index) for index, entry in enumerate(told.machines))
     trouble = [f"{machine.place(line)}: {what}" for machine in machines for line, what in overlay.problems(machine)]
@@ -230,22 +189,15 @@ def parse(source: document.Document, *, folder: Path) -> overlay.Overlay:
 def to_json(read: overlay.Overlay) -> dict[str, object]:
     """An overlay as a document, which `parse` reads back: what a NCCL topology says, in the words of a TopologyOverlay."""
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": strict.API_VERSION,
         "kind": KIND,
         "machines": [_machine_to_json(machine) for machine in read.machines],
     }
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the document (draft 2020-12)."""
-    schema = TopologyOverlay.model_json_schema(by_alias=True, mode="validation")
-    for model in (schema, *schema["$defs"].values()):
-        for entry in model["properties"].values():
-            entry.pop("title", None)
-            if "anyOf" in entry:  # what may be left out may not be null
-                entry.update(entry.pop("anyOf")[0])
-                del entry["default"]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": KIND}
+    """The JSON Schema of the document."""
+    return strict.json_schema(TopologyOverlay)
 
 
 def _machine_to_json(machine: overlay.Machine) -> dict[str, object]:

@@ -11,35 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic.alias_generators import to_camel
 
-from discovery import address, document
+from discovery import address, document, strict
 from discovery.errors import DocumentError
 from driver import config
 from driver.errors import ConfigError
 
-API_VERSION = "config.nearfield.dev/v1alpha1"
 KIND = "AgentConfig"
-RAIL_MAX = 2**31 - 1
 PATH_MAX = 4095
 """What the kernel takes as a path (limits.h)."""
 
-NIC_PATTERN = r"^[0-9a-fA-F]{1,8}:[0-9a-fA-F]{2}:[01][0-9a-fA-F](\.[0-7])?$"
-"""What `address.parse` accepts, for editors; here `address.parse` itself judges."""
 
-
-class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(
-        strict=True,
-        extra="forbid",
-        frozen=True,
-        alias_generator=to_camel,
-        validate_by_name=False,
-        use_attribute_docstrings=True,
-    )
-
-
-class Publish(_Section):
+class Publish(strict.Section):
     """What is published, and in which form."""
 
     numa_node: Literal["scalar", "list"] = "scalar"
@@ -49,28 +32,13 @@ class Publish(_Section):
     """Publish all PCIe switches above a GPU, innermost first. Needs the cluster's feature DRAListTypeAttributes."""
 
 
-class Rail(_Section):
-    """The rail that a NIC belongs to."""
-
-    nic: Annotated[str, pydantic.Field(json_schema_extra={"pattern": NIC_PATTERN})]
-    """PCI address of the NIC, such as 0000:18:00.0."""
-
-    rail: Annotated[int, pydantic.Field(ge=0, le=RAIL_MAX)]
-    """Index of the rail, from 0."""
-
-    @pydantic.field_validator("nic")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        return str(address.parse(value))
-
-
-class Topology(_Section):
+class Topology(strict.Section):
     """What an admin knows about the machine and the machine does not tell."""
 
     overlay_file: Annotated[str, pydantic.Field(max_length=PATH_MAX)] = ""
     """A TopologyOverlay (YAML) or a NCCL topology (XML), by its path from the folder of this file; empty: none."""
 
-    rails: tuple[Rail, ...] = pydantic.Field(default=(), strict=False)
+    rails: tuple[strict.Rail, ...] = pydantic.Field(default=(), strict=False)
     """Rails of NICs, over those of the overlay. With any, a NIC that is not named has none; without, paired NICs are counted."""
 
     @pydantic.field_validator("overlay_file")
@@ -81,10 +49,10 @@ class Topology(_Section):
         return value
 
 
-class Agent(_Section):
+class AgentConfig(strict.Section):
     """Configuration of the Nearfield agent."""
 
-    api_version: Literal["config.nearfield.dev/v1alpha1"]
+    api_version: strict.ApiVersion
     kind: Literal["AgentConfig"]
     publish: Publish = Publish()
     topology: Topology = Topology()
@@ -109,12 +77,10 @@ def load(path: Path) -> config.AgentConfig:
 
 def parse(source: document.Document) -> config.AgentConfig:
     """The configuration in a document that was read. ConfigError with one line for every problem."""
-    if not isinstance(source.value, dict):
-        raise ConfigError(f"{source.name}:{source.line(())}: expected apiVersion: {API_VERSION} and kind: {KIND}")
     try:
-        read = Agent.model_validate(source.value)
-    except pydantic.ValidationError as err:
-        raise ConfigError(source.explain(err.errors(include_url=False), model=Agent)) from err
+        read = strict.validate(AgentConfig, source)
+    except DocumentError as err:
+        raise ConfigError(str(err)) from err
     rails: dict[address.PciAddress, int] = {}
     twice: list[str] = []
     for index, entry in enumerate(read.topology.rails):
@@ -138,7 +104,7 @@ def parse(source: document.Document) -> config.AgentConfig:
 def to_json(effective: config.AgentConfig) -> dict[str, object]:
     """A configuration as a document with nothing left out, which `parse` reads back."""
     return {
-        "apiVersion": API_VERSION,
+        "apiVersion": strict.API_VERSION,
         "kind": KIND,
         "publish": {
             "numaNode": effective.publish.numa_node.value,
@@ -153,9 +119,5 @@ def to_json(effective: config.AgentConfig) -> dict[str, object]:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the file (draft 2020-12)."""
-    schema = Agent.model_json_schema(by_alias=True, mode="validation")
-    for model in (schema, *schema["$defs"].values()):
-        for entry in model["properties"].values():
-            entry.pop("title", None)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": KIND}
+    """The JSON Schema of the file."""
+    return strict.json_schema(AgentConfig)

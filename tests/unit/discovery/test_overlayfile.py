@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discovery import document, overlay, overlayfile
+from discovery import document, overlay, overlayfile, strict
 from discovery.address import parse
 from discovery.errors import DocumentError
 
@@ -226,7 +226,7 @@ VALUES = st.recursive(
 @settings(max_examples=150)
 @given(st.lists(VALUES, max_size=3))
 def test_whatever_the_document_holds_it_is_an_overlay_or_an_error(machines: list[object]) -> None:
-    told = {"apiVersion": overlayfile.API_VERSION, "kind": overlayfile.KIND, "machines": machines}
+    told = {"apiVersion": strict.API_VERSION, "kind": overlayfile.KIND, "machines": machines}
     source = document.parse(json.dumps(told).encode(), name="o.yaml")
     try:
         read_back = overlayfile.parse(source, folder=Path("/nonexistent"))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discovery import address, document
+from discovery import address, document, strict
 from driver import config, configfile
 from driver.errors import ConfigError
 
@@ -153,7 +153,7 @@ ADDRESSES = st.builds(
         topology=st.builds(
             config.TopologyConfig,
             overlay_file=st.sampled_from((None, Path("o.yaml"), Path("/etc/o.xml"))),
-            rails=st.dictionaries(ADDRESSES, st.integers(0, configfile.RAIL_MAX), max_size=4),
+            rails=st.dictionaries(ADDRESSES, st.integers(0, strict.RAIL_MAX), max_size=4),
         ),
     )
 )
