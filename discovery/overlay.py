@@ -8,10 +8,13 @@ message about it must name it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from discovery.address import PciAddress
+
+_Thing = TypeVar("_Thing")
 
 MAX_DEPTH = 16
 """Groups inside groups. No machine nests more than four switches."""
@@ -114,7 +117,10 @@ def problems(machine: Machine) -> tuple[Problem, ...]:
             "NUMA nodes", ((device, f"node {node.node}") for node in machine.numa_nodes for device in node.devices)
         ),
         *_twice("groups", ((device, f"group {group.name!r}") for group in machine.groups for device in group.devices)),
-        *_rails_twice(machine.rails),
+        *(
+            (rail.line, f"{rail.nic} has a rail already ({before.rail}, line {before.line})")
+            for rail, before in _repeated(machine.rails, lambda rail: rail.nic)
+        ),
         *_no_tree(machine.groups),
     ]
     return tuple(sorted(found))
@@ -171,32 +177,37 @@ def switches(above: Mapping[PciAddress, tuple[str, ...]]) -> Mapping[PciAddress,
     return {device: tuple(dict.fromkeys(known[name] for name in chain)) for device, chain in above.items()}
 
 
+def covers(earlier: Match | None, later: Match | None) -> bool:
+    """Whether every machine that `later` means is meant by `earlier` too, so that of two entries the later is never reached."""
+    wide, narrow = earlier or Match(), later or Match()
+    return (
+        wide.vendor in (None, narrow.vendor)
+        and wide.product in (None, narrow.product)
+        and wide.gpu in (None, narrow.gpu)
+    )
+
+
+def _repeated(things: Iterable[_Thing], key: Callable[[_Thing], Hashable]) -> Iterator[tuple[_Thing, _Thing]]:
+    """What has the key of an earlier one, and the first that has it."""
+    first: dict[Hashable, _Thing] = {}
+    for thing in things:
+        before = first.setdefault(key(thing), thing)
+        if before is not thing:
+            yield thing, before
+
+
 def _twice(what: str, named: Iterable[tuple[Device, str]]) -> Iterator[Problem]:
-    first: dict[PciAddress, tuple[Device, str]] = {}
-    for device, place in named:
-        before, there = first.setdefault(device.address, (device, place))
-        if before is device:
-            continue
+    for (device, place), (before, there) in _repeated(named, lambda one: one[0].address):
         if there == place:
             yield device.line, f"{device.address} stands twice in {place}, already on line {before.line}"
         else:
             yield device.line, f"{device.address} is in two {what}: {place} here, {there} on line {before.line}"
 
 
-def _rails_twice(rails: Iterable[Rail]) -> Iterator[Problem]:
-    first: dict[PciAddress, Rail] = {}
-    for rail in rails:
-        before = first.setdefault(rail.nic, rail)
-        if before is not rail:
-            yield rail.line, f"{rail.nic} has a rail already ({before.rail}, line {before.line})"
-
-
-def _no_tree(groups: Iterable[Group]) -> Iterator[Problem]:
-    by_name: dict[str, Group] = {}
-    for group in groups:
-        before = by_name.setdefault(group.name, group)
-        if before is not group:
-            yield group.line, f"there is a group {group.name!r} already, on line {before.line}"
+def _no_tree(groups: Sequence[Group]) -> Iterator[Problem]:
+    for group, before in _repeated(groups, lambda group: group.name):
+        yield group.line, f"there is a group {group.name!r} already, on line {before.line}"
+    by_name = {group.name: group for group in reversed(groups)}
     for group in by_name.values():
         if group.parent is not None and group.parent not in by_name:
             yield group.line, f"group {group.name!r}: there is no group {group.parent!r} that could be its parent"

@@ -19,7 +19,6 @@ Everything unknown is an error that names the line. Whether a document fits the 
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -173,9 +172,13 @@ def parse(source: document.Document, *, folder: Path) -> overlay.Overlay:
     reader = _Reader(source, folder)
     machines = tuple(reader.machine(entry, index) for index, entry in enumerate(told.machines))
     trouble = [f"{machine.place(line)}: {what}" for machine in machines for line, what in overlay.problems(machine)]
-    for machine, following in itertools.pairwise(machines):
-        if machine.match is None:
-            trouble.append(f"{following.place(following.line)}: never reached, as the machine before it matches all")
+    lines = [source.line(("machines", index)) for index in range(len(machines))]
+    for index, machine in enumerate(machines):
+        earlier = next((i for i in range(index) if overlay.covers(machines[i].match, machine.match)), None)
+        if earlier is not None:
+            trouble.append(
+                f"{source.name}:{lines[index]}: never reached, as each machine that matches here matches on line {lines[earlier]} already"
+            )
     if (
         sum(len(machine.groups) + sum(1 for _ in overlay.devices(machine)) for machine in machines)
         > overlay.MAX_DEVICES

@@ -2,6 +2,7 @@
 """What an overlay says, whatever machine it is held against.
 
 - a device in two places, rails given twice, groups that make no tree: each is a problem with its line
+- a match covers another exactly if it leaves no machine to it
 - a group has one address, which tells it from every other that a device can be in directly, and outlives devices
 """
 
@@ -90,6 +91,35 @@ def test_a_group_is_named_by_the_lowest_device_that_names_no_group_inside_it() -
     singles = machine(group("top"), group("b", 1, parent="top"), group("c", 2, parent="top"))
     assert overlay.names(overlay.chains(singles)) == {"b": at(1), "c": at(2), "top": at(1)}
     assert overlay.switches(overlay.chains(singles)) == {at(1): (at(1),), at(2): (at(2), at(1))}
+
+
+FIELDS = st.builds(
+    overlay.Match,
+    vendor=st.sampled_from((None, "a", "b")),
+    product=st.sampled_from((None, "p", "q")),
+    gpu=st.sampled_from((None, (1, 2), (1, 3))),
+)
+
+
+@given(st.none() | FIELDS, st.none() | FIELDS)
+def test_a_match_covers_another_that_it_leaves_no_machine(
+    wide: overlay.Match | None, narrow: overlay.Match | None
+) -> None:
+    """Held against every machine that there could be, with one GPU or two."""
+
+    def meant(match: overlay.Match | None) -> set[tuple[str, str, frozenset[tuple[int, int]]]]:
+        told = match or overlay.Match()
+        return {
+            (vendor, product, frozenset(gpus))
+            for vendor in "abc"
+            for product in "pqr"
+            for gpus in (((1, 2),), ((1, 3),), ((1, 4),), ((1, 2), (1, 3)))
+            if told.vendor in (None, vendor)
+            and told.product in (None, product)
+            and (told.gpu is None or told.gpu in gpus)
+        }
+
+    assert overlay.covers(wide, narrow) == (meant(narrow) <= meant(wide))
 
 
 TREES = st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 3)), min_size=1, max_size=8)

@@ -104,6 +104,10 @@ def test_a_fleet_may_have_a_nccl_topology_for_some_of_its_machines(tmp_path: Pat
     assert refusal(tmp_path, HEAD + "- ncclTopology: topologies/a.xml\n") == [
         'o.yaml:4: machines[0].ncclTopology: topologies/a.xml:1: not XML: a NCCL topology begins with <system version="1">'
     ]
+    other.write_text(XML, encoding="utf-8")
+    assert refusal(tmp_path, HEAD + "- ncclTopology: topologies/a.xml\n" * 2) == [
+        "o.yaml:5: never reached, as each machine that matches here matches on line 4 already"
+    ]
     assert refusal(tmp_path, HEAD + "- ncclTopology: b.xml\n") == [
         "o.yaml:4: machines[0].ncclTopology: b.xml: cannot be read: No such file or directory"
     ]
@@ -192,7 +196,19 @@ def test_an_overlay_is_told_from_a_configuration(data: bytes, is_overlay: bool) 
         ),
         (
             HEAD + "- rails: [{nic: 0000:01:00.0, rail: 0}]\n- rails: [{nic: 0000:01:00.0, rail: 0}]\n",
-            ["o.yaml:5: never reached, as the machine before it matches all"],
+            ["o.yaml:5: never reached, as each machine that matches here matches on line 4 already"],
+        ),
+        (
+            HEAD
+            + "- match: {vendor: a, gpu: 10de:2330}\n  rails: [{nic: 0000:01:00.0, rail: 0}]\n"
+            + "- match: {vendor: a}\n  rails: [{nic: 0000:01:00.0, rail: 0}]\n"
+            + "- match: {gpu: 10de:2330}\n  rails: [{nic: 0000:01:00.0, rail: 0}]\n"
+            + "- match: {gpu: 10de:2330, product: b}\n  rails: [{nic: 0000:01:00.0, rail: 0}]\n"
+            + "- match: {vendor: a}\n  rails: [{nic: 0000:01:00.0, rail: 0}]\n",
+            [
+                "o.yaml:10: never reached, as each machine that matches here matches on line 8 already",
+                "o.yaml:12: never reached, as each machine that matches here matches on line 6 already",
+            ],
         ),
         (
             HEAD + "- switches:\n  - {name: a, parent: b, devices: [0000:01:00.0]}\n  - {name: b, parent: a}\n",
