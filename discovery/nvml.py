@@ -2,8 +2,8 @@
 """NVML through `pynvml` (PyPI nvidia-ml-py): what a GPU says about itself. The only importer of pynvml, which is loaded
 when a session is first opened.
 
-Errors are translated here and nowhere else: `SourceError("nvml", kind)`, where kind is NVML's own name for the error,
-`NVML_ERROR_GPU_IS_LOST` as `gpu-is-lost`. What a GPU or a driver has not (NOT_SUPPORTED, FUNCTION_NOT_FOUND) is None.
+Errors are `SourceError("nvml", kind)`, see nvmllibrary.py. What a GPU or a driver has not (NOT_SUPPORTED,
+FUNCTION_NOT_FOUND) is None.
 
 A session sees the GPUs that were there when it was opened, so it is short: open, ask, close. Only where the driver has no
 persistence mode on, closing would shut the GPUs down and opening wake them for seconds: see `keeps_gpus_awake`.
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from discovery import address, errors, findings, model, nvmlnumbers
+from discovery import address, errors, findings, model, nvmllibrary, nvmlnumbers
 from discovery.address import PciAddress
 
 _T = TypeVar("_T")
@@ -111,9 +111,9 @@ class Nvml:
             raise errors.SourceError("nvml", "busy", "another session of this process does not end")
         try:
             if self._library is None:
-                self._library = load_library(self._driver_root)
-            _install(pynvml, self._library)
-            _ask(pynvml, "nvmlInitWithFlags", _NO_GPUS_IS_FINE)
+                self._library = nvmllibrary.load(self._driver_root)
+            nvmllibrary.install(pynvml, self._library)
+            nvmllibrary.ask(pynvml, "nvmlInitWithFlags", _NO_GPUS_IS_FINE)
         except BaseException:
             _session.release()
             raise
@@ -126,7 +126,7 @@ class Nvml:
         if pynvml is None:
             return
         try:
-            _ask(pynvml, "nvmlShutdown")
+            nvmllibrary.ask(pynvml, "nvmlShutdown")
         except errors.SourceError:
             return
         finally:
@@ -353,64 +353,7 @@ class Nvml:
     def _ask(self, function: str, *arguments: object) -> Any:
         if self._pynvml is None:
             raise errors.SourceError("nvml", "uninitialized", f"{function}: no session is open")
-        return _ask(self._pynvml, function, *arguments)
-
-
-def load_library(driver_root: Path) -> object | None:
-    """libnvidia-ml of a driver that is mounted at `driver_root`; None for `/`, where the dynamic linker finds it.
-
-    Raises SourceError when there is none, or when it cannot be loaded.
-    """
-    if driver_root == Path("/"):
-        return None
-    import ctypes  # noqa: PLC0415 - as pynvml
-
-    places = [
-        driver_root / folder / "libnvidia-ml.so.1"
-        for folder in (
-            "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib",
-            "usr/lib/wsl/lib",
-        )
-    ]  # fmt: skip
-    for place in places:
-        if place.exists():
-            try:
-                return ctypes.CDLL(str(place))
-            except OSError as err:
-                raise errors.SourceError("nvml", "library-not-loadable", f"{place}: {err}") from err
-    raise errors.SourceError(
-        "nvml", "library-not-found", f"no libnvidia-ml.so.1 below {driver_root}; is the driver installed there?"
-    )
-
-
-def _install(pynvml: Any, library: object | None) -> None:
-    """Make pynvml call `library`, or let it load the real one. Function pointers it kept are of the library before."""
-    if library is not None or getattr(pynvml.nvmlLib, "_name", None) != "libnvidia-ml.so.1":
-        pynvml.nvmlLib = library
-        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it has no public door
-
-
-def _ask(pynvml: Any, function: str, *arguments: object) -> Any:
-    try:
-        return getattr(pynvml, function)(*arguments)
-    except pynvml.NVMLError as err:
-        raise errors.SourceError("nvml", _kind(pynvml, err.value), f"{function}: {_said(pynvml, err)}") from err
-    except UnicodeDecodeError as err:
-        raise errors.SourceError("nvml", errors.MALFORMED, f"{function} answered bytes that are no text") from err
-
-
-def _kind(pynvml: Any, status: int) -> str:
-    """NVML's own name of an error; the numbers stand in nvmlReturn_t."""
-    names = (str(name) for name, value in vars(pynvml).items() if value == status and name.startswith("NVML_ERROR_"))
-    name = next(names, f"NVML_ERROR_{status}")
-    return name.removeprefix("NVML_ERROR_").lower().replace("_", "-")
-
-
-def _said(pynvml: Any, err: Exception) -> str:
-    try:
-        return str(err)
-    except (UnicodeDecodeError, pynvml.NVMLError):
-        return "an error without a text"
+        return nvmllibrary.ask(self._pynvml, function, *arguments)
 
 
 def _nvml_spelling(where: PciAddress) -> str:
