@@ -154,10 +154,11 @@ class _Builder:
             secondary = last + 1 if slot.bus is None else slot.bus
             if not last < secondary <= _LAST_BUS:
                 raise MachineError((*here, "bus") if slot.bus else here, _no_bus(secondary, last))
-            port = self._bridge(product, bus, at, kind=kind, place=here, slot=slot, secondary=secondary)
+            limit = self._narrower(product.pcie, slot, here)
+            port = self._bridge(product, bus, at, kind=kind, place=here, slot=slot, secondary=secondary, limit=limit)
             behind = _Bus(domain=bus.domain, number=secondary, directory=port.directory, numa=port.numa)
             if slot.kind == "switch":
-                last = self._switch(slot, behind, here)
+                last = self._switch(slot, behind, here, above=product.pcie)
             else:
                 last = secondary
                 if slot.kind is not None:
@@ -167,14 +168,21 @@ class _Builder:
             self._functions[port.address] = dataclasses.replace(port, bridging=bridging)
         return last
 
-    def _switch(self, slot: machine.Slot, bus: _Bus, place: Place) -> int:
+    def _switch(self, slot: machine.Slot, bus: _Bus, place: Place, *, above: parts.Pcie) -> int:
         assert slot.switch is not None
         product = self._part(self._catalogue.bridges, slot.switch, (*place, "switch"))
         inner = bus.number + 1
         if inner > _LAST_BUS:
             raise MachineError(place, _no_bus(inner, bus.number))
         upstream = self._bridge(
-            product, bus, machine.DevFn(0, 0), kind=PortType.UPSTREAM, place=place, slot=slot, secondary=inner
+            product,
+            bus,
+            machine.DevFn(0, 0),
+            kind=PortType.UPSTREAM,
+            place=place,
+            slot=slot,
+            secondary=inner,
+            limit=_narrower(product.pcie, above),
         )
         below = _Bus(domain=bus.domain, number=inner, directory=upstream.directory, numa=bus.numa)
         last = self._ports(
@@ -196,10 +204,9 @@ class _Builder:
         place: Place,
         slot: machine.Slot,
         secondary: int,
+        limit: parts.Pcie,
     ) -> Function:
-        limit = product.pcie
-        if kind is not PortType.UPSTREAM:
-            limit = self._narrower(product.pcie, slot, place)
+        """A bridge, whose link carries what both its ends can: `limit`."""
         return self._add(
             bus,
             at,

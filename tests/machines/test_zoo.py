@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from discovery import model
+from discovery import model, pcie
 from discovery.errors import DocumentError
-from discovery.mock import recording, zoo
+from discovery.mock import hotplug, recording, zoo
+from discovery.mock.pcitree import PortType
 from discovery.mock.recording import Tree
 from tests.machines.attributes import HEALTHY
 
@@ -89,6 +90,25 @@ def test_nvml_and_sysfs_name_the_same_hardware(name: str) -> None:
         assert f"GPU UUID:      \t {gpu.uuid}\n" in str(machine.files[f"proc/driver/nvidia/gpus/{gpu.pci}/information"])
         assert f"dev/nvidia{gpu.minor}" in machine.files
         assert tree.text(f"{here}/current_link_width") == (None if gpu.pcie is None else str(gpu.pcie.width))
+
+
+@ALL
+def test_both_ends_of_a_link_have_trained_to_the_same(name: str) -> None:
+    """The faults of a machine are not in its files yet."""
+    tree = Tree(zoo.load(name).files)
+    lower = [tree.function(pci) or "" for pci in hotplug.functions(tree.files)]
+    lower = [end for end in lower if not _is_inside_a_switch(tree, end)]
+    for fact in ("current_link_width", "current_link_speed"):
+        links = {end: (tree.text(f"{end}/{fact}"), tree.text(f"{posixpath.dirname(end)}/{fact}")) for end in lower}
+        assert {end: told for end, told in links.items() if None not in told and len(set(told)) > 1} == {}
+
+
+def _is_inside_a_switch(tree: Tree, directory: str) -> bool:
+    """Whether a function is a downstream port, whose link is the one below it."""
+    config = tree.files[f"{directory}/config"]
+    assert isinstance(config, bytes)
+    express = pcie.capabilities(config)[0][0x10]
+    return config[express + 2] >> 4 == PortType.DOWNSTREAM
 
 
 @ALL

@@ -54,7 +54,9 @@ def test_nics_of_gb200_tray(seen: Seen) -> None:
 
 
 def test_nics_of_gb300_tray(seen: Seen) -> None:
-    """Two functions a ConnectX-8; of `rdma_topo`: the NIC at 0000:03 has its DMA function at 0009:03, that at 0002:03 at 0008:03."""
+    """Two functions a ConnectX-8; of `rdma_topo`: the NIC at 0000:03 has its DMA function at 0009:03, that at 0002:03 at 0008:03.
+    GB300MP.xml: 64 GT/s x16 inside a card, 16 GT/s x1 to the CPU.
+    """
     machine = seen["gb300-tray"]
     direct = {str(nic.address): nic.data_direct for nic in machine.nics if nic.data_direct is not None}
     assert {nic: str(function.address) for nic, function in direct.items() if nic.endswith(".0")} == {
@@ -73,6 +75,10 @@ def test_nics_of_gb300_tray(seen: Seen) -> None:
         assert (gpu.nic.address.domain, gpu.nic.data_direct.domain) != (gpu.address.domain, gpu.nic.address.domain)
         assert gpu.nic.data_direct.domain == gpu.address.domain
         assert gpu.nic.distance is model.PathClass.PXB
+        assert gpu.pci.link is not None
+        assert (gpu.pci.link.max_width, gpu.pci.link.max_speed_gts) == (16, 64.0)
+        assert gpu.pci.narrowest is not None
+        assert (gpu.pci.narrowest.width, gpu.pci.narrowest.speed_gts) == (1, 16.0)
     by_class = {
         path.path_class for path in paths.between_all(machine) if path.a in {gpu.address for gpu in machine.gpus}
     }
