@@ -28,7 +28,9 @@ def _between_gpus(snapshot: model.Snapshot) -> list[model.Path]:
 
 
 def test_dgx_h100(seen: Seen) -> None:
-    """DGX H100/H200 User Guide, network modules; `nvidia-smi topo -m` of such systems: PXB to the own NIC, NV18 to all."""
+    """DGX H100/H200 User Guide, network modules; `nvidia-smi topo -m` of such systems: PXB to the own NIC, NV18 to all;
+    nvidia_dgx_h100.rs: the bridges above the NICs for storage and management.
+    """
     machine = seen["dgx-h100"]
     gpus = ["1b", "43", "52", "61", "9d", "c3", "d1", "df"]
     nics = ["18", "40", "4f", "5e", "9a", "c0", "ce", "dc"]
@@ -50,6 +52,10 @@ def test_dgx_h100(seen: Seen) -> None:
     assert Counter(path.path_class for path in between) == {model.PathClass.NODE: 12, model.PathClass.SYS: 16}
     assert len(machine.nvswitches) == 4
     assert len({nic.address for nic in machine.nics if nic.rdma_devices}) == 8 + 2 * 2
+    storage, management = by_address["0000:29:00.0"].pci, by_address["0000:0b:00.0"]
+    assert [str(bridge)[5:] for bridge in storage.bridges] == ["24:01.0", "25:00.0", "26:00.0", "27:00.0", "28:00.0"]
+    assert [str(bridge)[5:] for bridge in management.pci.bridges] == ["00:10.0"]
+    assert (management.interfaces[0].name, management.management) == ("eno3", True)
     assert len(machine.nvmes) == 10
     assert [len(cpus) for cpus in machine.host.sockets.values()] == [112, 112]
     assert {gpu.groups.nvlink_domain for gpu in machine.gpus} == {parse("0000:1b:00.0")}
