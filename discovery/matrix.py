@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table that people know from `nvidia-smi topo -m`: GPUs and NICs against each other, with CPUs and NUMA node. Pure.
+"""The table that people know from `nvidia-smi topo -m`: GPUs and NICs against each other, with CPUs and NUMA node; and below
+it, which nvidia-smi does not show, how NVMe controllers reach them. Pure.
 
 GPU0, NIC0, ... count in order of PCI address; they name a row here and nothing else. Virtual functions (SR-IOV) stand with
 their physical function, whose paths they share: a NIC may have hundreds.
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from discovery import model, paths
+from discovery import model, paths, topology
 from discovery.address import PciAddress
 
 SELF = "X"
@@ -37,7 +38,7 @@ LEGEND: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One device. `paths` has one entry for each column, in the same order as the rows."""
+    """One device. `paths` has one entry for each column."""
 
     label: str
     pci: model.PciFunction
@@ -47,26 +48,33 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """GPUs first, then NICs."""
+    """The columns are GPUs, then NICs; the rows are the same, then NVMe controllers: nobody needs the paths between two of those,
+    and a storage server has dozens.
+    """
 
+    labels: tuple[str, ...]
     rows: tuple[Row, ...]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The columns."""
-        return tuple(row.label for row in self.rows)
 
 
 def build(snapshot: model.Snapshot) -> Matrix:
     """The matrix of a Snapshot."""
-    functions = [*(gpu.pci for gpu in snapshot.gpus), *(nic.pci for nic in snapshot.nics)]
-    listed = {pci.address for pci in functions}
-    virtual = Counter(pci.physical_function for pci in functions)
-    gpus = [gpu for gpu in snapshot.gpus if gpu.pci.physical_function not in listed]
-    nics = [nic for nic in snapshot.nics if nic.pci.physical_function not in listed]
-    devices = [
+    shown = {pci.address for pci in topology.endpoints(snapshot.gpus, snapshot.nics, snapshot.nvmes)}
+    virtual = Counter(
+        device.pci.physical_function for devices in (snapshot.gpus, snapshot.nics, snapshot.nvmes) for device in devices
+    )
+    gpus = [gpu for gpu in snapshot.gpus if gpu.address in shown]
+    nics = [nic for nic in snapshot.nics if nic.address in shown]
+    nvmes = [nvme for nvme in snapshot.nvmes if nvme.address in shown]
+    across = [
         *((f"GPU{index}", gpu.pci, _describe_gpu(gpu)) for index, gpu in enumerate(gpus)),
         *((f"NIC{index}", nic.pci, _describe_nic(nic, gpus)) for index, nic in enumerate(nics)),
+    ]
+    down = [
+        *across,
+        *(
+            (f"NVMe{index}", nvme.pci, ", ".join(nvme.controllers) or _identity(nvme.pci))
+            for index, nvme in enumerate(nvmes)
+        ),
     ]
     between = {(path.a, path.b): path for path in paths.between_all(snapshot)}
 
@@ -81,15 +89,16 @@ def build(snapshot: model.Snapshot) -> Matrix:
         return path.path_class.value
 
     return Matrix(
+        labels=tuple(label for label, _, _ in across),
         rows=tuple(
             Row(
                 label=label,
                 pci=pci,
                 description=description + _describe_virtual(virtual[pci.address]),
-                paths=tuple(spell(pci.address, other.address) for _, other, _ in devices),
+                paths=tuple(spell(pci.address, other.address) for _, other, _ in across),
             )
-            for label, pci, description in devices
-        )
+            for label, pci, description in down
+        ),
     )
 
 
@@ -101,6 +110,11 @@ def node(pci: model.PciFunction) -> str | None:
 def switch(pci: model.PciFunction) -> str | None:
     """The innermost switch above a device, marked where a person gave it."""
     return None if pci.switch is None else f"{pci.switch}{_mark(pci.switch_source)}"
+
+
+def rail(nic: model.Nic) -> str | None:
+    """The rail of a NIC, marked where a person gave it."""
+    return None if nic.rail is None else f"{nic.rail}{_mark(nic.rail_source)}"
 
 
 def is_given(pci: model.PciFunction) -> bool:
@@ -123,6 +137,10 @@ def _mark(source: model.Provenance | None) -> str:
     return GIVEN if source is model.Provenance.OVERLAY else ""
 
 
+def _identity(pci: model.PciFunction) -> str:
+    return f"device {pci.vendor_id:04x}:{pci.device_id:04x}"
+
+
 def _describe_virtual(count: int) -> str:
     return f", {count} virtual function{'s' if count > 1 else ''}" if count else ""
 
@@ -134,7 +152,7 @@ def _describe_gpu(gpu: model.Gpu) -> str:
 
 def _describe_nic(nic: model.Nic, gpus: Sequence[model.Gpu]) -> str:
     names = [*(device.name for device in nic.rdma_devices), *(interface.name for interface in nic.interfaces)]
-    name = ", ".join(dict.fromkeys(names)) or f"device {nic.pci.vendor_id:04x}:{nic.pci.device_id:04x}"
+    name = ", ".join(dict.fromkeys(names)) or _identity(nic.pci)
     if nic.data_direct is None:
         return name
     near = ", ".join(

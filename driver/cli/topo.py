@@ -14,10 +14,10 @@ from driver.cli import output, parameters, source
 
 @click.command(
     "topo",
-    help="""Show how GPUs and NICs of this machine are wired.
+    help="""Show how GPUs, NICs and NVMe controllers of this machine are wired.
 
-    The matrix is the one of `nvidia-smi topo -m`, read from sysfs and NVML; it works without a GPU and without the NVIDIA
-    driver. Odd things found on the way are listed below it. What --overlay gives is marked with a *.
+    The matrix is the one of `nvidia-smi topo -m`, with the NVMe controllers below it, read from sysfs and NVML; it works without
+    a GPU and without the NVIDIA driver. Odd things found on the way are listed below it. What --overlay gives is marked with a *.
 
     With -o nccl-xml it is written as NCCL reads it from the file that NCCL_TOPO_FILE names.""",
     epilog="""\b
@@ -89,7 +89,7 @@ def _write_tables(snapshot: model.Snapshot) -> None:
     built = matrix.build(snapshot)
     if not snapshot.gpus:
         output.write_line("There is no NVIDIA GPU on this machine.")
-    if built.rows:
+    if built.labels:
         if not snapshot.gpus:
             output.write_line()
         output.write_table(
@@ -109,21 +109,18 @@ def _write_tables(snapshot: model.Snapshot) -> None:
         for cell, meaning in matrix.LEGEND:
             output.write_line(f"  {cell:<5} {meaning}")
     rails = {nic.address: nic.rail for nic in snapshot.nics if nic.rail_source is model.Provenance.OVERLAY}
-    devices = [(row.label, row.pci, row.description) for row in built.rows]
-    devices += [
-        (f"NVMe{index}", nvme.pci, ", ".join(nvme.controllers) or output.MISSING)
-        for index, nvme in enumerate(snapshot.nvmes)
-    ]
-    given = {pci.address: _given(pci, rails.get(pci.address)) for _, pci, _ in devices}
-    if built.rows and any(given.values()):
+    given = {row.pci.address: _given(row.pci, rails.get(row.pci.address)) for row in built.rows}
+    if built.labels and any(given.values()):
         output.write_line(f"  {matrix.GIVEN:<5} {matrix.GIVEN_MEANING}")
     management = {nic.address for nic in snapshot.nics if nic.management}
-    if devices:
+    if built.rows:
         output.write_line()
         output.write_line("Devices:")
-        for label, pci, description in devices:
-            route = ", default route" if pci.address in management else ""
-            output.write_line(f"  {label:<6} {pci.address}  {description}{route}{_marked(given[pci.address])}")
+    for row in built.rows:
+        route = ", default route" if row.pci.address in management else ""
+        output.write_line(
+            f"  {row.label:<6} {row.pci.address}  {row.description}{route}{_marked(given[row.pci.address])}"
+        )
     output.write_findings(snapshot.findings)
 
 

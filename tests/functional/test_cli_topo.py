@@ -86,15 +86,17 @@ def test_the_matrix_of_a_machine() -> None:
     assert "\x1b" not in text
     labels, rows = matrix(text)
     gpus, nics = [f"GPU{n}" for n in range(8)], [label for label in labels if label.startswith("NIC")]
-    assert labels == list(rows) == gpus + nics
+    assert labels == gpus + nics
     document = topo("l40s-8-pcie")
-    addresses = [device["address"] for kind in ("gpus", "nics") for device in document[kind]]
-    assert len(addresses) == len(labels)
+    devices = [device for kind in ("gpus", "nics", "nvmes") for device in document[kind]]
+    addresses = [device["address"] for device in devices]
+    assert len(document["nvmes"]) > 0
+    assert list(rows) == [*labels, *(f"NVMe{n}" for n in range(len(document["nvmes"])))]
+    assert len(addresses) == len(rows)
     spelt = {frozenset((path["a"], path["b"])): path["class"] for path in document["paths"]}
     for row, (label, cells) in enumerate(rows.items()):
         *classes, cpus, numa = cells
-        device = [*document["gpus"], *document["nics"]][row]
-        assert numa == str(device["numaNode"])
+        assert numa == str(devices[row]["numaNode"])
         assert re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", cpus)
         for column, cell in enumerate(classes):
             pair = frozenset((addresses[row], addresses[column]))
@@ -135,7 +137,7 @@ def test_yaml_is_the_same_document() -> None:
 def test_what_is_unknown_is_said_to_be() -> None:
     text = table("workstation-rtx")
     _, rows = matrix(text)
-    assert rows == {"GPU0": ["X", "PHB", "-", "-"], "NIC0": ["PHB", "X", "-", "-"]}
+    assert rows == {"GPU0": ["X", "PHB", "-", "-"], "NIC0": ["PHB", "X", "-", "-"], "NVMe0": ["PHB", "PHB", "-", "-"]}
     assert "\nFindings:\n  warning: 0000:01:00.0: " in text
 
 

@@ -2,6 +2,7 @@
 """The matrix of paths.
 
 - labels in order, GPUs before NICs; NVLink before the path class; unknown is said; both halves agree
+- how an NVMe controller reaches GPUs and NICs stands below them
 - a NIC is described by its RDMA devices and interfaces, a sick GPU by its state
 - virtual functions stand with their physical one
 - CPU lists in the kernel's spelling
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from discovery import address, matrix, model
 
-A, B, C, D = (address.parse(f"0000:{bus:02x}:00.0") for bus in (1, 2, 3, 4))
+A, B, C, D, E = (address.parse(f"0000:{bus:02x}:00.0") for bus in range(1, 6))
 
 
 def function(place: address.PciAddress, *, root: str = "pci0000:00", numa: int | None = None) -> model.PciFunction:
@@ -57,8 +58,25 @@ def test_gpus_and_nics_against_each_other() -> None:
     ]  # fmt: skip
 
 
+def test_nvme_controllers_stand_below_and_have_no_columns() -> None:
+    nvmes = (
+        model.Nvme(pci=function(B, numa=0), controllers=("nvme0",)),
+        model.Nvme(pci=function(D, root="pci0000:80")),
+        model.Nvme(pci=replace(function(E), physical_function=D)),
+    )
+    near = model.Gpu(pci=function(A, numa=0), state=model.GpuState.READY)
+    built = matrix.build(
+        snapshot(gpus=(near,), nics=(model.Nic(pci=function(C, root="pci0000:40", numa=0)),), nvmes=nvmes)
+    )
+    assert built.labels == ("GPU0", "NIC0")
+    assert [(row.label, row.paths, row.description) for row in built.rows[2:]] == [
+        ("NVMe0", ("PHB", "NODE"), "nvme0"),
+        ("NVMe1", ("?", "?"), "device 10de:2330, 1 virtual function"),
+    ]
+
+
 def test_a_machine_without_devices_has_an_empty_matrix() -> None:
-    assert matrix.build(snapshot()) == matrix.Matrix(rows=())
+    assert matrix.build(snapshot()) == matrix.Matrix(labels=(), rows=())
 
 
 def test_a_nic_is_described_by_its_names() -> None:
@@ -106,6 +124,12 @@ def test_what_a_person_said_of_a_place_is_marked() -> None:
     assert matrix.node(replace(pci, numa_source=source)) == "3*"
     assert matrix.switch(replace(pci, switch_source=source)) == f"{B}*"
     assert matrix.is_given(replace(pci, switch_source=source))
+    nic = model.Nic(pci=pci, rail=2)
+    assert (matrix.rail(nic), matrix.rail(replace(nic, rail_source=source)), matrix.rail(model.Nic(pci=pci))) == (
+        "2",
+        "2*",
+        None,
+    )
     nowhere = function(A)
     assert (matrix.node(nowhere), matrix.switch(nowhere), matrix.is_given(nowhere)) == (None, None, False)
 
