@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import click
 
+from discovery import matrix, model
+from discovery.address import PciAddress
 from driver.cli import offer, output, parameters, source
 from driver.publish import attributes, devices, wire
 
@@ -29,7 +31,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     help="""Show the devices that would be published.
 
     In the order in which they would be offered: the scheduler takes the first that fit. What keeps a GPU from being offered
-    is listed below.""",
+    is listed below. NUMA nodes, switches and rails that a person gave are marked with a *.""",
     epilog="""\b
     Examples:
       nearfield devices
@@ -52,7 +54,15 @@ def command(output_format: output.Format, **values: str | None) -> None:
         output.write_document(output.items("DeviceList", items), output_format)
         return
     if offered:
-        output.write_table(("DEVICE", *(head for head, _ in COLUMNS)), [_row(device) for device in offered])
+        given = _given(snapshot)
+        output.write_table(
+            ("DEVICE", *(head for head, _ in COLUMNS)), [_row(device, given[device.address]) for device in offered]
+        )
+        if any(given[device.address] for device in offered):
+            output.write_line()
+            output.write_line(
+                f"{matrix.GIVEN} given by a person, as is what follows from it: pair, quad, NIC and distance"
+            )
     elif reason is not None:
         output.write_line(reason + ".")
     else:
@@ -60,10 +70,27 @@ def command(output_format: output.Format, **values: str | None) -> None:
     output.write_findings((*snapshot.findings, *findings))
 
 
-def _row(device: devices.Device) -> tuple[str, ...]:
-    cells = [_spell(device.attributes.get(name)) for _, name in COLUMNS]
+def _row(device: devices.Device, given: frozenset[str]) -> tuple[str, ...]:
+    cells = [_spell(device.attributes.get(name)) + (matrix.GIVEN if name in given else "") for _, name in COLUMNS]
     cells[1] = output.size(device.capacity[attributes.MEMORY])
     return (device.name, *cells)
+
+
+def _given(snapshot: model.Snapshot) -> dict[PciAddress, frozenset[str]]:
+    """The attributes of each GPU that a person gave."""
+    rails = {nic.address: nic.rail_source for nic in snapshot.nics}
+    sources = {
+        gpu.address: {
+            attributes.NUMA_NODE: gpu.pci.numa_source,
+            attributes.PCIE_SWITCH: gpu.pci.switch_source,
+            attributes.RAIL: rails.get(gpu.nic.address) if gpu.nic is not None else None,
+        }
+        for gpu in snapshot.gpus
+    }
+    return {
+        address: frozenset(name for name, source in of_gpu.items() if source is model.Provenance.OVERLAY)
+        for address, of_gpu in sources.items()
+    }
 
 
 def _spell(value: devices.AttributeValue | None) -> str:

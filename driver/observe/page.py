@@ -107,11 +107,11 @@ def _readiness(view: View) -> str:
 
 
 def _matrix(built: matrix.Matrix) -> list[str]:
-    if not built.rows:
+    if not built.labels:
         return []
     head = "".join(f"<th>{label}</th>" for label in ("", *built.labels, "CPUs", "NUMA"))
     rows = [
-        f"<tr><th>{row.label}</th>"
+        f'<tr><th title="{row.pci.address} {_text(row.description)}">{row.label}</th>'
         + "".join(f'<td class="{_cell_class(cell)}">{_text(cell)}</td>' for cell in row.paths)
         + f"<td>{_text(matrix.ranges(row.pci.cpus or ()))}</td><td>{_known(matrix.node(row.pci))}</td></tr>"
         for row in built.rows
@@ -166,8 +166,8 @@ def _nics(snapshot: model.Snapshot) -> list[str]:
                 for interface in nic.interfaces
             ),
             nic.pci.pcie_root,
-            nic.pci.switch,
-            nic.rail,
+            matrix.switch(nic.pci),
+            matrix.rail(nic),
         )
         for index, nic in enumerate(snapshot.nics)
     ]

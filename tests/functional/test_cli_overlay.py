@@ -69,6 +69,11 @@ def test_what_came_from_the_overlay_is_marked(machine: str, file: Path) -> None:
     assert warning in lines
     plain = nearfield("topo", "--mock", machine)
     assert "*" not in plain.stdout
+    published = nearfield("devices", "--mock", machine, "--overlay", str(file)).stdout.splitlines()
+    given = [[cell for cell in line.split() if cell.endswith("*")] for line in published]
+    assert given[1:3] == [["1*", "4*"]] * 2
+    assert any(line.startswith("* given by a person") for line in published)
+    assert "*" not in nearfield("devices", "--mock", machine).stdout
 
 
 def document(*arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:

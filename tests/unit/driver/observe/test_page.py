@@ -131,9 +131,13 @@ def test_what_an_overlay_gave_is_marked() -> None:
     assert matrix.GIVEN_MEANING not in page.render(view(snapshot=known))
     source = model.Provenance.OVERLAY
     pci = replace(known.gpus[0].pci, numa_source=source, switch=SWITCH, switches=(SWITCH,), switch_source=source)
-    shown = page.render(view(snapshot=replace(known, gpus=(replace(known.gpus[0], pci=pci),))))
+    nic = replace(
+        known.nics[0], pci=replace(known.nics[0].pci, switch=SWITCH, switch_source=source), rail=7, rail_source=source
+    )
+    shown = page.render(view(snapshot=replace(known, gpus=(replace(known.gpus[0], pci=pci),), nics=(nic,))))
     assert "<td>0*</td></tr>" in shown
-    assert f"<td>{SWITCH}*</td>" in shown
+    assert shown.count(f"<td>{SWITCH}*</td>") == 2
+    assert "<td>7*</td>" in shown
     assert f"*: {matrix.GIVEN_MEANING}." in shown
 
 
