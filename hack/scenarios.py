@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -100,8 +100,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _build_image() -> Path:
-    process = subprocess.Popen([ROOT / "hack/image"], stdout=subprocess.PIPE, start_new_session=True)
-    with _forwarded(process):
+    with _started([str(ROOT / "hack/image")], stdout=subprocess.PIPE) as process:
         told, _ = process.communicate()
     if process.returncode != 0:
         raise ClusterError(f"hack/image ended with status {process.returncode}")
@@ -110,23 +109,34 @@ def _build_image() -> Path:
 
 def _pytest(command: Sequence[str], environment: dict[str, str]) -> int:
     """Runs it to its end. The first signal to us interrupts it, so that it takes its clusters down; the second one kills it."""
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
-    with _forwarded(process):
+    with _started(command, environment=environment) as process:
         return process.wait()
 
 
 @contextlib.contextmanager
-def _forwarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _started(
+    command: Sequence[str], *, environment: Mapping[str, str] | None = None, stdout: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child in a session of its own, to which our signals go."""
+    process: subprocess.Popen[bytes] | None = None
     asked = 0
 
     def forward(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         asked += 1
-        process.send_signal(signal.SIGINT if asked == 1 else signal.SIGKILL)
+        if process is not None:
+            process.send_signal(signal.SIGINT if asked == 1 else signal.SIGKILL)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.add(signal.SIGHUP)
+    # Before the child starts: where a shell has us ignore interrupts, as in the background, the child would ignore them too.
+    before = {number: signal.signal(number, forward) for number in numbers}
     try:
-        yield
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, start_new_session=True)
+        if asked:
+            process.send_signal(signal.SIGINT)
+        yield process
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -111,10 +111,11 @@ def _prefix(words: Sequence[str]) -> int:
 
 
 def end_by_exception_when_told_to() -> None:
-    """Makes SIGTERM and SIGHUP leave through every `finally`, as an interrupt does."""
+    """Makes SIGTERM and SIGHUP leave through every `finally`, as an interrupt does; under nohup SIGHUP still does nothing."""
 
     def leave(number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
+    signal.signal(signal.SIGTERM, leave)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, leave)

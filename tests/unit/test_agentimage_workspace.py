@@ -18,9 +18,10 @@ from hack.agentimage.errors import ImageError
 ROOT = Path(__file__).parent.parent.parent
 
 HOLDER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from hack.agentimage import workspace
+signal.signal(signal.SIGHUP, signal.{hangup})
 workspace.end_by_exception_when_told_to()
 with workspace.temporary(Path(sys.argv[1])) as folder:
     (folder / "something").touch()
@@ -32,9 +33,12 @@ with workspace.temporary(Path(sys.argv[1])) as folder:
 class Holder:
     """Another process with a build's folder."""
 
-    def __init__(self, kept: Path) -> None:
+    def __init__(self, kept: Path, *, hangup: signal.Handlers = signal.SIG_DFL) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, kept], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", HOLDER.format(hangup=hangup.name), kept],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         self.folder = Path(self.process.stdout.readline().strip())
@@ -62,6 +66,14 @@ def test_folder_goes_when_the_build_is_told_to_end(tmp_path: Path, number: signa
     holder = Holder(tmp_path)
     assert (holder.folder / "something").exists()
     holder.end(number)
+    assert not holder.folder.exists()
+
+
+def test_a_build_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    holder = Holder(tmp_path, hangup=signal.SIG_IGN)
+    holder.process.send_signal(signal.SIGHUP)
+    holder.end(signal.SIGTERM)
+    assert holder.process.returncode == 128 + signal.SIGTERM
     assert not holder.folder.exists()
 
 
