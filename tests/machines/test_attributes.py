@@ -146,6 +146,7 @@ def test_lists_stand_behind_their_options_and_leave_room(name: str, seen: Mappin
 
 
 def test_there_is_a_machine_for_every_attribute(seen: Mapping[str, model.Snapshot]) -> None:
+    """These two have them all between them; that no other has one more is what the tests above say of each."""
     published = {
         attribute
         for name in ("dgx-h100", "gb200-tray")
