@@ -23,7 +23,7 @@ KEPT_ARCHIVES = 4
 def archive(*, tag: str = TAG, engine: str | None = None, base: str | None = None, again: bool = False) -> Path:
     """The image of this tree as a docker-archive, built if it is not kept, or if `again`. Raises ImageError."""
     engine = engine or engines.choose()
-    kept = workspace.cache()
+    kept = workspace.images()
     with workspace.temporary(kept) as scratch:
         inputs = context.copy(ROOT, scratch / "context")
         decisive = (inputs, tag, engine, base or (debian.base_key() if engine == "buildah" else None))

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hack.agentimage.errors import ImageError
+from hack.tools import cache
 
 ALONE = (
     *("setpriv", "--pdeathsig", "KILL"),
@@ -25,11 +26,9 @@ ALONE = (
 """Mounts and processes of a command that needs root are its own, and end with it; it ends with us."""
 
 
-def cache() -> Path:
+def images() -> Path:
     """The folder that outlives a build, made if it is not there."""
-    given = os.environ.get("NEARFIELD_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nearfield"
-    folder = base / "images"
+    folder = cache.folder() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -109,9 +109,9 @@ def test_a_missing_program_is_an_error_of_the_system() -> None:
 def test_cache_is_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("NEARFIELD_CACHE", raising=False)
-    assert workspace.cache() == tmp_path / "xdg/nearfield/images"
+    assert workspace.images() == tmp_path / "xdg/nearfield/images"
     monkeypatch.setenv("NEARFIELD_CACHE", str(tmp_path / "own"))
-    assert workspace.cache() == tmp_path / "own/images"
+    assert workspace.images() == tmp_path / "own/images"
 
 
 @pytest.fixture
