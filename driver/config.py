@@ -67,8 +67,8 @@ class PublishConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyConfig:
-    """Section `topology` of the configuration file. `rails`: NIC -> index of its rail. `overlay_file` is absolute, or relative
-    to the working directory; not read yet.
+    """Section `topology` of the configuration file. `rails`: NIC -> index of its rail. `overlay_file` is absolute where the
+    configuration is a file; not read yet.
     """
 
     overlay_file: Path | None = None

@@ -70,13 +70,15 @@ class AgentConfig(strict.Section):
 def load(path: Path) -> config.AgentConfig:
     """The configuration in a file. ConfigError with one line for every problem."""
     try:
-        return parse(document.read(path))
+        return parse(document.read(path), folder=path.parent.absolute())
     except DocumentError as err:
         raise ConfigError(str(err)) from err
 
 
-def parse(source: document.Document) -> config.AgentConfig:
-    """The configuration in a document that was read. ConfigError with one line for every problem."""
+def parse(source: document.Document, *, folder: Path) -> config.AgentConfig:
+    """The configuration in a document that was read. `folder`: that of its file, in which the files that it names are found.
+    ConfigError with one line for every problem.
+    """
     try:
         read = strict.validate(AgentConfig, source)
     except DocumentError as err:
@@ -92,7 +94,7 @@ def parse(source: document.Document) -> config.AgentConfig:
         rails.setdefault(nic, entry.rail)
     if twice:
         raise ConfigError("\n".join(twice))
-    overlay_file = Path(source.name).parent / read.topology.overlay_file if read.topology.overlay_file else None
+    overlay_file = folder / read.topology.overlay_file if read.topology.overlay_file else None
     return config.AgentConfig(
         publish=config.PublishConfig(
             numa_node=config.NumaNodeForm(read.publish.numa_node), pcie_switches=read.publish.pcie_switches

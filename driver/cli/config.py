@@ -23,7 +23,7 @@ def command() -> None:
     help="""Check a configuration file or an overlay as the agent would, and print what is in effect.
 
     FILE may be - for standard input. Exit status 2, with a line for each problem, where the agent would not start. The overlay
-    that a configuration names is read too. A NCCL topology is printed as the TopologyOverlay that it is. Whether an overlay
+    that a configuration names is read too, unless that comes from standard input. A NCCL topology is printed as the TopologyOverlay that it is. Whether an overlay
     fits a machine, `nearfield topo --overlay` says there.""",
     epilog="""\b
     Examples:
@@ -49,7 +49,8 @@ def check(file: Path, output_format: output.Format | None) -> None:
         if overlayfile.is_overlay(data):
             output.write_document(overlayfile.to_json(overlayfile.parse_bytes(data, name)), form)
             return
-        effective = configfile.parse(document.parse(data, name=str(name)))
+        folder = Path() if from_pipe else file.parent.absolute()
+        effective = configfile.parse(document.parse(data, name=str(name)), folder=folder)
     except DocumentError as err:
         raise ConfigError(str(err)) from err
     if not from_pipe:

@@ -25,7 +25,7 @@ HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
 
 
 def parse(text: str) -> config.AgentConfig:
-    return configfile.parse(document.parse(text.encode(), name="c.yaml"))
+    return configfile.parse(document.parse(text.encode(), name="c.yaml"), folder=Path())
 
 
 def refusal(text: str) -> list[str]:
@@ -127,6 +127,17 @@ def test_the_overlay_is_found_beside_the_file_that_names_it(tmp_path: Path) -> N
     for told, meant in (("o.yaml", tmp_path / "o.yaml"), ("/etc/o.xml", Path("/etc/o.xml"))):
         path.write_text(f"{HEAD}topology: {{overlayFile: {told}}}\n", encoding="utf-8")
         assert configfile.load(path) == config.AgentConfig(topology=config.TopologyConfig(overlay_file=meant))
+
+
+def test_what_is_in_effect_may_be_written_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the file was named from another folder than its own."""
+    path = tmp_path / "etc/c.yaml"
+    path.parent.mkdir()
+    path.write_text(f"{HEAD}topology: {{overlayFile: o.yaml}}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    effective = configfile.load(Path("etc/c.yaml"))
+    path.write_text(json.dumps(configfile.to_json(effective)), encoding="utf-8")
+    assert configfile.load(Path("etc/c.yaml")) == effective
 
 
 def test_a_file_that_is_no_yaml_is_a_config_error(tmp_path: Path) -> None:
