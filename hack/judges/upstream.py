@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hack.tools import cache, golang
-from hack.tools.errors import ToolError
+from hack.tools import cache, gobuild
 
 SOURCES = Path(__file__).resolve().parent / "scheduler"
 
@@ -73,27 +69,5 @@ def started(program: Path) -> Iterator[Allocator]:
 
 
 def build() -> Path:
-    """The program, from the cache or built now; the first build fetches Go modules and takes minutes. Raises ToolError."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(f"{path.name}\0".encode() + path.read_bytes())
-    program = cache.folder() / "judges" / f"scheduler-{digest.hexdigest()[:16]}"
-    if program.exists():
-        return program
-    go = golang.command(module=SOURCES)
-    print("Building upstream's allocator (the first time takes minutes)", file=sys.stderr, flush=True)
-    program.parent.mkdir(parents=True, exist_ok=True)
-    made = program.with_suffix(f".{os.getpid()}")
-    done = subprocess.run(
-        [go, "build", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w", "-o", str(made), "."],
-        cwd=SOURCES,
-        env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        raise ToolError(f"go build of {SOURCES.name} failed: {done.stderr.strip()[-2000:]}")
-    made.rename(program)
-    return program
+    """The program, from the cache or built now. Raises ToolError."""
+    return gobuild.built(SOURCES, into=cache.folder() / "judges").path

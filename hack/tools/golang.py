@@ -51,14 +51,13 @@ def command(*, module: Path) -> str:
     if found is None:
         said = "there is no `go` on the PATH"
     else:
-        # Asked in the module: an older Go answers as the newer one that it would switch to.
-        done = subprocess.run(
-            [found, "env", "GOVERSION"], cwd=module, capture_output=True, text=True, errors="replace", check=False
-        )
-        version = done.stdout.strip()
-        if done.returncode == 0 and _numbers(version) >= _numbers(needed):
-            return found
-        said = f"{found} will not do: {done.stderr.strip() or f'it is {version}'}"
+        try:
+            own = version(found, module=module)
+            if _numbers(own) >= _numbers(needed):
+                return found
+            said = f"{found} will not do: it is {own}"
+        except ToolError as error:
+            said = f"{found} will not do: {error}"
     if _numbers(RELEASE) < _numbers(needed):
         raise ToolError(f"Go {needed} or newer is needed, and {said}: install it (https://go.dev/dl)")
     try:
@@ -67,6 +66,19 @@ def command(*, module: Path) -> str:
         raise ToolError(
             f"Go {needed} or newer is needed, and {said}: install it (https://go.dev/dl). Fetching it failed: {error}"
         ) from error
+
+
+def version(go: str, *, module: Path) -> str:
+    """The version of a Go command in a module: an older one answers as the newer one that it would switch to. Raises ToolError."""
+    try:
+        done = subprocess.run(
+            [go, "env", "GOVERSION"], cwd=module, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise ToolError(f"{go} does not run: {error.strerror}") from error
+    if done.returncode != 0 or not done.stdout.strip():
+        raise ToolError(done.stderr.strip() or f"{go} env GOVERSION ends with status {done.returncode}")
+    return done.stdout.strip()
 
 
 def wanted(go_mod: Path) -> str:

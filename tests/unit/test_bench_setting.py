@@ -3,7 +3,6 @@
 
 - claims are allocated as the scheduler would, with and without admin access
 - turns: everyone runs first equally often
-- the key of the Go yardstick changes with a source, a dependency and the compiler
 - facts of the machine: the type of a file system by its device number
 - the command line names what it does not know
 """
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hack.bench import __main__ as command
-from hack.bench import bench, claims, machine, peer
+from hack.bench import bench, claims, machine
 
 MOUNTS = """\
 22 1 253:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -53,18 +52,6 @@ def test_everyone_runs_first_equally_often() -> None:
     orders = [tuple(bench.rotated("abc", turn)) for turn in range(9)]
     assert Counter(order[0] for order in orders) == {"a": 3, "b": 3, "c": 3}
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
-
-
-def test_the_key_of_the_yardstick(tmp_path: Path) -> None:
-    (tmp_path / "main.go").write_text("package main")
-    (tmp_path / "go.sum").write_text("a v1\n")
-    first = peer.key(tmp_path, go="go1.26.8")
-    assert first == peer.key(tmp_path, go="go1.26.8")
-    assert first != peer.key(tmp_path, go="go1.26.9")
-    (tmp_path / "go.sum").write_text("a v2\n")
-    second = peer.key(tmp_path, go="go1.26.8")
-    (tmp_path / "main.go").rename(tmp_path / "other.go")
-    assert len({first, second, peer.key(tmp_path, go="go1.26.8")}) == 3
 
 
 @pytest.mark.parametrize(
