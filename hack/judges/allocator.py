@@ -33,7 +33,6 @@ STARTS = 3
 T = TypeVar("T")
 
 OURS, ADDRESS, MINOR, RANDOM = "as published", "by address", "by minor number", "random"
-ORDERS = (OURS, ADDRESS, MINOR, RANDOM)
 
 CLEARLY = 0.10
 TOLERATED = 0.02
