@@ -272,6 +272,15 @@ def test_functions_of_one_device_stand_in_one_place() -> None:
     assert refusals(snapshot, document) == [
         ("o.yaml:5", "0000:13:00.1 and 0000:13:00.0 are functions of one device and stand in two NUMA nodes")
     ]
+    document = told(
+        groups=(
+            overlay.Group(name="a", line=2, devices=devices(at(0x13), line=3)),
+            overlay.Group(name="b", line=4, devices=devices(card, line=5)),
+        ),
+    )
+    assert refusals(snapshot, document) == [
+        ("o.yaml:5", "0000:13:00.1 and 0000:13:00.0 are functions of one device and stand in two groups")
+    ]
 
 
 def test_a_flood_of_contradictions_is_counted() -> None:
@@ -289,6 +298,10 @@ def test_a_device_that_fell_off_the_bus_takes_nobody_with_it() -> None:
     missing = [finding for finding in found if finding.code == "overlay-unknown-device"]
     assert [(finding.subject, finding.severity) for finding in missing] == [("o.yaml:11", model.Severity.ERROR)]
     assert missing[0].message.startswith("0000:01:00.0 is not on this machine")
+    result, found = applied(vm(gpus=vm().gpus[3:]), WHOLE)  # half of the six
+    assert result.snapshot.gpus == whole.gpus[3:]
+    assert [finding.code for finding in found].count("overlay-unknown-device") == 3
+    assert "4 of its 6 devices are not on this machine" in refusals(vm(gpus=()), WHOLE)[0][1]
 
 
 def test_an_affinity_that_is_not_the_node_s_is_told_and_not_believed() -> None:
@@ -298,7 +311,8 @@ def test_an_affinity_that_is_not_the_node_s_is_told_and_not_believed() -> None:
     result, found = applied(vm(), document(2, 3))
     assert result.snapshot.gpus[0].pci.cpus == (0, 1)
     assert [finding.code for finding in found] == ["numa-from-overlay", "overlay-affinity-differs"]
-    assert [finding.code for finding in applied(vm(), document(0, 1))[1]] == ["numa-from-overlay"]
+    for cpus in ((0, 1), (1, 2)):
+        assert [finding.code for finding in applied(vm(), document(*cpus))[1]] == ["numa-from-overlay"]
     assert [finding.code for finding in applied(vm(), document())[1]] == ["numa-from-overlay"]
 
 
