@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from discovery import address
-from discovery.mock import faults, recording
+from discovery.mock import faults, hotplug, recording, ueventsocket
 from discovery.mock.fault import Fault, Kind
 from driver import quiet, values
 from tests.e2e.kit import agent as agents
@@ -31,6 +31,9 @@ ABSENT = f"{values.DRIVER_NAME}/absent"
 SOON_S = 15.0
 """Far below the minute after which the agent would look by itself."""
 
+HINT = hotplug.Event(action="change", devpath="/devices/pci0000:00/0000:00:00.0", subsystem="pci").message(0)
+"""Is heeded, and a look finds nothing new."""
+
 
 @pytest.fixture(autouse=True)
 def _whole_again(site: Site) -> Iterator[None]:
@@ -40,8 +43,20 @@ def _whole_again(site: Site) -> Iterator[None]:
 
 
 def change(site: Site, *items: Fault) -> None:
-    """Exactly these faults from now on."""
+    """Exactly these faults from now on, when the looks upon what was before are over: none sees this one half made."""
+    settle(site)
     faults.apply(site.disk.machine, items)
+
+
+def settle(site: Site) -> None:
+    """Wait for the look that follows upon the hints so far, and upon one more: it cannot be over before now and the quiet."""
+    hinted_at = time.time()
+    ueventsocket.send(site.disk.machine, [HINT])
+    waiting.until(
+        lambda: site.agent.metrics().one("nearfield_probe_last_success_timestamp_seconds") > hinted_at + quiet.QUIET_S,
+        "a look after the last hint",
+        timeout_s=SOON_S,
+    )
 
 
 def out(*gpus: Gpu) -> list[Fault]:
@@ -127,12 +142,7 @@ def test_nics_that_flap_and_move_write_nothing(site: Site) -> None:
         for kinds in ((Kind.LINK_DOWN,), (Kind.NETDEV_MOVED, Kind.RDMA_MOVED))
     )
     for items in (down, moved, []):
-        change(site, *items)
-    quiet_at = time.time() + quiet.QUIET_S
-    looked_at = "nearfield_probe_last_success_timestamp_seconds"
-    waiting.until(
-        lambda: site.agent.metrics().one(looked_at) > quiet_at, "a look after the last hint", timeout_s=SOON_S
-    )
+        faults.apply(site.disk.machine, items)
     # What comes last is seen, with all NICs away: by one write, which no other was before.
     change(site, *moved, *out(gpu))
     waiting.until(lambda: len(listed(site)) == 7, "a GPU is out", timeout_s=SOON_S)
