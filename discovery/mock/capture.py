@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from discovery import address, datadirect, endpoints, errors, findings, nvml, pci, sysfs
+from discovery import address, datadirect, endpoints, errors, findings, nvmllibrary, pci, sysfs
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
 from discovery.mock import capturenet, identity, nvmlcapture, recording, vital
@@ -317,7 +317,7 @@ def _device_nodes(dev: Path) -> list[str]:
 
 def _loaded(driver_root: Path) -> object | None:
     with contextlib.suppress(errors.SourceError, OSError):
-        return nvml.load_library(driver_root) or ctypes.CDLL("libnvidia-ml.so.1")
+        return nvmllibrary.load(driver_root) or ctypes.CDLL("libnvidia-ml.so.1")
     return None
 
 
