@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from discovery import mig
 from discovery.address import HostBridge, PciAddress
 
 SNAPSHOT_VERSION = 1
@@ -256,6 +257,10 @@ class Gpu:
     memory_bytes: int | None = None
     multiprocessors: int | None = None
     mig_mode: MigMode | None = None
+    mig_profiles: tuple[mig.MigProfile, ...] = ()
+    """What it can be divided into, in order of id; whether MIG is enabled or not."""
+    mig_instances: tuple[mig.MigInstance, ...] | None = None
+    """The GPU instances that exist, in order of placement; None where MIG is not enabled, or they could not be read."""
     memory_numa_node: int | None = None
     """The NUMA node that its memory is, on systems whose CPUs address it (Grace); has nothing to do with CPU affinity."""
     c2c: bool | None = None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType, Protocol
@@ -14,10 +15,26 @@ DRIVER_NAME = "gpu.nearfield.dev"
 
 ClaimUid = NewType("ClaimUid", str)
 
+_PARTITION = "-mig-"
+_WORD = re.compile(r"[0-9a-z]+")
+
 
 def gpu_device_name(address: PciAddress) -> str:
     """The device name of a whole GPU: from its PCI address, so that it is the same after any reboot, drain or rebinding."""
     return f"gpu-{address.label}"
+
+
+def partition_device_name(address: PciAddress, *, profile: str, profile_id: int, start: int) -> str:
+    """The device name of a part of a GPU: `gpu-0000-1b-00-0-mig-1g-10gb-19-0` of profile `1g.10gb` with id 19 at memory slice 0.
+    The id tells profiles apart whose names differ in signs only.
+    """
+    label = "-".join(_WORD.findall(profile.lower()))
+    return f"{gpu_device_name(address)}{_PARTITION}{label}-{profile_id}-{start}"
+
+
+def gpu_of(device: str) -> str:
+    """The device name of the GPU that a device is, or is a part of."""
+    return device.partition(_PARTITION)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
