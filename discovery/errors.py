@@ -3,6 +3,7 @@
 
 DiscoveryError
 +-- ProbeError       the probe as a whole gave no Snapshot (child gone, deadline over, root not readable)
++-- WorkError        the hardware was not changed as asked (work.py)
 +-- SourceError      one reading of one source failed; inside the probe it becomes a Finding
 +-- DocumentError    a document a person or a file gave us (Machine, Recording, Snapshot, overlay) is not usable
 """
@@ -28,6 +29,17 @@ class ProbeError(DiscoveryError):
 
     def __init__(self, message: str, *, retryable: bool = True) -> None:
         super().__init__(message)
+        self.retryable = retryable
+
+
+class WorkError(DiscoveryError):
+    """The hardware was not changed as asked. `kind`: one of work.Kind. `retryable`: whether it may pass by itself, so that the
+    same call can succeed a little later.
+    """
+
+    def __init__(self, message: str, *, kind: str, retryable: bool) -> None:
+        super().__init__(message)
+        self.kind = kind
         self.retryable = retryable
 
 
