@@ -39,13 +39,104 @@ class Memory:
     used: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class MigPlacement:
+    """Slices in a row: memory slices of a GPU (nvmlGpuInstancePlacement_t), or compute slices of a GPU instance
+    (nvmlComputeInstancePlacement_t).
+    """
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigComputeProfile:
+    """A compute instance profile of GPU instances of one profile (nvmlComputeInstanceProfileInfo_v2_t). Its engines are all
+    that the GPU instance has.
+    """
+
+    number: int
+    """NVML_COMPUTE_INSTANCE_PROFILE_*, by which it is asked for."""
+    id: int
+    """By which compute instances are created."""
+    name: str
+    """As nvidia-smi prints it, without `MIG`: `1c.3g.40gb`, or as the GPU instance's where it takes all."""
+    slices: int
+    multiprocessors: int
+    instances: int
+    placements: tuple[MigPlacement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """A GPU instance profile (nvmlGpuInstanceProfileInfo_v3_t) with its possible placements and compute instance profiles."""
+
+    number: int
+    """NVML_GPU_INSTANCE_PROFILE_*, by which it is asked for."""
+    id: int
+    """By which GPU instances are created; what nvidia-smi prints."""
+    name: str
+    """As nvidia-smi prints it, without `MIG`: `1g.10gb+me`."""
+    slices: int
+    memory_mib: int
+    multiprocessors: int
+    copy_engines: int = 0
+    decoders: int = 0
+    encoders: int = 0
+    jpeg_engines: int = 0
+    ofa_engines: int = 0
+    p2p: bool = False
+    graphics: bool = False
+    """The capabilities of nvmlGpuInstanceProfileInfo_v3_t."""
+    instances: int
+    placements: tuple[MigPlacement, ...] = ()
+    compute: tuple[MigComputeProfile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigComputeInstance:
+    """A compute instance. `uuid` is that of its MIG device."""
+
+    id: int
+    profile_id: int
+    placement: MigPlacement
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """A GPU instance."""
+
+    id: int
+    profile_id: int
+    placement: MigPlacement
+    compute: tuple[MigComputeInstance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigTimes:
+    """How long the hardware takes, in seconds: to make a GPU instance with its compute instance, to remove one, to change the
+    mode.
+    """
+
+    create_s: float = 0.0
+    destroy_s: float = 0.0
+    mode_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mig:
-    """MIG mode, and the most MIG devices (nvmlDeviceGetMaxMigDeviceCount)."""
+    """MIG mode, the most MIG devices (nvmlDeviceGetMaxMigDeviceCount), what the GPU can be divided into, and what it is
+    divided into.
+    """
 
     current: bool = False
     pending: bool = False
     max_devices: int
+    profiles: tuple[MigProfile, ...] = ()
+    """In order of `number`."""
+    instances: tuple[MigInstance, ...] = ()
+    times: MigTimes = MigTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
