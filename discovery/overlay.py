@@ -150,21 +150,26 @@ def chains(machine: Machine) -> Mapping[PciAddress, tuple[str, ...]]:
 
 
 def names(above: Mapping[PciAddress, tuple[str, ...]]) -> Mapping[str, PciAddress]:
-    """The address that stands for each group of `chains`: the lowest device in it that stands for no group inside it, and the
-    lowest of all where each does. So no two groups that a device can be in directly have the same one. It follows from
-    the document alone: a device that vanishes from the machine renames no group.
+    """The address that stands for each group of `chains`: the lowest device in it that stands for no group inside it, and where
+    each does, the lowest of those of the groups directly inside it. So no two groups that a device can be in directly have
+    the same one, and two of a chain only where the one is directly inside the other. It follows from the document alone: a
+    device that vanishes from the machine renames no group.
     """
     members: dict[str, list[PciAddress]] = {}
+    inside: dict[str, set[str]] = {}
     depth: dict[str, int] = {}
     for address in sorted(above):
-        for index, name in enumerate(above[address]):
+        chain = above[address]
+        for index, name in enumerate(chain):
             members.setdefault(name, []).append(address)
-            depth[name] = len(above[address]) - index
+            inside.setdefault(name, set()).update(chain[index - 1 : index] if index else ())
+            depth[name] = len(chain) - index
     taken: dict[str, set[PciAddress]] = {}
     chosen: dict[str, PciAddress] = {}
     for name in sorted(members, key=lambda name: (-depth[name], members[name])):
         used = taken.get(name, set())
-        chosen[name] = next((address for address in members[name] if address not in used), members[name][0])
+        free = next((address for address in members[name] if address not in used), None)
+        chosen[name] = min(chosen[inner] for inner in inside[name]) if free is None else free
         chain = above[members[name][0]]
         for outer in chain[chain.index(name) + 1 :]:
             taken.setdefault(outer, set()).add(chosen[name])
@@ -172,7 +177,7 @@ def names(above: Mapping[PciAddress, tuple[str, ...]]) -> Mapping[str, PciAddres
 
 
 def switches(above: Mapping[PciAddress, tuple[str, ...]]) -> Mapping[PciAddress, tuple[PciAddress, ...]]:
-    """The groups of `chains` by their addresses, each once. Where two have the same one, the inner holds a single device."""
+    """The groups of `chains` by their addresses, each once."""
     known = names(above)
     return {device: tuple(dict.fromkeys(known[name] for name in chain)) for device, chain in above.items()}
 

@@ -13,7 +13,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from discovery import model, nccltopo, ncclxml, overlay, topology
@@ -199,6 +199,10 @@ PLACES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from((None, 0, 1)), st
 
 @settings(max_examples=100)
 @given(PLACES, st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 3)), min_size=5, max_size=5))
+@example(
+    [(3, None, False), (1, None, False)], [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)]
+)  # a group with a group and a device
+@example([(3, None, False), (1, None, False), (2, None, False)], [(-1, 0), (0, 0), (0, 0), (1, 0), (-1, 0)])
 def test_groups_read_back_as_the_same(devices: list[tuple[int, int | None, bool]], tree: list[tuple[int, int]]) -> None:
     groups = tuple(
         overlay.Group(
