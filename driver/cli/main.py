@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 VERBS: dict[str, str] = {
     "run": "Run the agent of this node.",
     "demo": "Run the agent on a mock machine, from the wires to a prepared claim.",
-    "topo": "Show how GPUs and NICs of this machine are wired.",
+    "topo": "Show how GPUs, NICs and NVMe controllers of this machine are wired.",
     "devices": "Show the devices that would be published.",
     "slices": "Show the ResourceSlices that would be published.",
     "claims": "Show the claims that are prepared on this node.",
