@@ -25,6 +25,8 @@ CUDA_COMPUTE_CAPABILITY = "cudaComputeCapability"
 DRIVER_VERSION = "driverVersion"
 CUDA_DRIVER_VERSION = "cudaDriverVersion"
 UUID = "uuid"
+PARENT_UUID = "parentUUID"
+PROFILE = "profile"
 
 CPU_SOCKET = "cpuSocket"
 PCIE_SWITCH = "pcieSwitch"
@@ -57,7 +59,11 @@ DESCRIPTIONS = (
 )
 """Attributes that every whole GPU has."""
 
+MIG_DESCRIPTIONS = (*(name for name in DESCRIPTIONS if name != UUID), PARENT_UUID, PROFILE)
+"""Attributes that every MIG device has. A MIG instance that does not exist yet has no UUID."""
+
 TYPE_GPU = "gpu"
+TYPE_MIG = "mig"
 UNKNOWN = "UNKNOWN"
 """Value of a description in words that nobody could tell. A version has no such value."""
 
@@ -67,9 +73,22 @@ DISTANCE_NONE = "NONE"
 ENFORCED_WHOLE = "whole"
 """The claim has the whole GPU: nothing needs to be enforced."""
 
+ENFORCED_MIG = "mig"
+"""The hardware keeps MIG instances apart."""
+
 MEMORY = "memory"
 COMPUTE = "compute"
 MULTIPROCESSORS = "multiprocessors"
-"""Capacities: bytes, percent of the multiprocessors, and their number."""
+"""Capacities: bytes, percent of the multiprocessors of the whole GPU, and their number."""
+
+COPY_ENGINES = "copyEngines"
+DECODERS = "decoders"
+ENCODERS = "encoders"
+JPEG_ENGINES = "jpegEngines"
+OFA_ENGINES = "ofaEngines"
+"""Capacities of a MIG device: how many engines are its own."""
+
+MOST = 28
+"""Attributes and capacities of a device together; the API allows 32, and the rest is for what comes later."""
 
 COMPUTE_WHOLE = 100

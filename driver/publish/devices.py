@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a Snapshot to the devices that are offered: names, attributes, capacities, order. Pure.
 
-A GPU is offered when NVML gave its UUID, memory and product (state READY), MIG is off, and everything that a device must
-say of itself is known. That is strict on purpose: a missing description would end the allocation of every pod that asks
+A GPU is offered when NVML gave its UUID, memory and product (state READY), and everything that a device must say of itself is
+known: the whole, or parts of it, or both, by its policy (`partitions`). That is strict on purpose: a missing description would end the allocation of every pod that asks
 for it, and an invented one would place pods wrongly. Only a description in words can be unknown: it is then `UNKNOWN`, as
 an architecture newer than our NVML binding is no reason to keep a GPU from everybody. Whatever keeps a GPU back is a Finding.
 """
@@ -10,13 +10,14 @@ an architecture newer than our NVML binding is no reason to keep a GPU from ever
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from discovery import model
 from discovery.address import PciAddress
 from driver import values
-from driver.publish import attributes, ordering, syntax
+from driver.publish import attributes, counters, ordering, partitions, syntax
+from driver.sharing import rules
 
 MAX_NUMA_NODE = 1023
 """Above this the kernel has none (MAX_NUMNODES), and the standard attribute allows none."""
@@ -40,7 +41,9 @@ AttributeValue = bool | int | str | Version | tuple[int, ...] | tuple[str, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One device as it is offered. `absent`: it was offered before and cannot be used now; nobody new may get it.
-    `nic_is_rdma`: the name of its NIC is that of an RDMA device, and not of an interface.
+    `nic_is_rdma`: the name of its NIC is that of an RDMA device, and not of an interface. `consumes`: what it takes of what
+    it shares with other devices of its GPU. `uncounted`: it may also be offered where the server keeps no counters.
+    `mode`: the policy under which it is offered, for the record.
     """
 
     name: str
@@ -49,6 +52,9 @@ class Device:
     capacity: Mapping[str, int]
     absent: bool = False
     nic_is_rdma: bool = False
+    consumes: counters.Consumption | None = None
+    uncounted: bool = False
+    mode: rules.Mode = rules.Mode.EXCLUSIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,42 +66,67 @@ class PublishOptions:
     pcie_switches: bool = False
 
 
+Policies = Mapping[PciAddress, rules.Policy]
+"""How each GPU is shared; a GPU without an entry is not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The devices in the order in which they are offered, and what was odd about making them."""
+    """The devices in the order in which they are offered, and what was odd about making them. `full`: counter sets of which
+    somebody takes a part, without what is taken.
+    """
 
     devices: tuple[Device, ...]
     findings: tuple[model.Finding, ...] = ()
+    full: Mapping[str, counters.Counters] = field(default_factory=dict)
 
 
-def build_devices(snapshot: model.Snapshot, *, options: PublishOptions) -> tuple[Device, ...]:
+def build_devices(
+    snapshot: model.Snapshot,
+    *,
+    options: PublishOptions,
+    policies: Policies | None = None,
+    ours: Collection[str] = (),
+    counters: bool = True,
+) -> tuple[Device, ...]:
     """The devices of `build_offer`."""
-    return build_offer(snapshot, options=options).devices
+    return build_offer(snapshot, options=options, policies=policies, ours=ours, counters=counters).devices
 
 
-def build_offer(snapshot: model.Snapshot, *, options: PublishOptions) -> Offer:
-    """All GPUs that can be offered, first those whose use breaks the least (`ordering`)."""
-    devices: list[Device] = []
+def build_offer(
+    snapshot: model.Snapshot,
+    *,
+    options: PublishOptions,
+    policies: Policies | None = None,
+    ours: Collection[str] = (),
+    counters: bool = True,
+) -> Offer:
+    """All that can be offered of the GPUs: first the whole ones, of these first those whose use breaks the least (`ordering`);
+    then the parts, GPU by GPU in reverse order, so that wholes and parts fill the node from opposite ends.
+
+    `ours`: the names of the parts that the agent has made, or is about to make or to remove. `counters`: whether the server
+    keeps them.
+    """
+    wholes: list[Device] = []
+    parts: list[list[Device]] = []
     findings: list[model.Finding] = []
+    full: dict[str, Mapping[str, int]] = {}
     for gpu in ordering.order(snapshot.gpus):
         if gpu.state is not model.GpuState.READY:
             continue
-        if gpu.mig_mode is not None and gpu.mig_mode.current:
-            findings.append(
-                _finding(
-                    "mig-enabled",
-                    model.Severity.ERROR,
-                    gpu,
-                    "MIG is enabled and only whole GPUs are offered; disable MIG, or leave the GPU to another driver",
-                )
-            )
-            continue
-        made = _Making(snapshot, gpu, options)
-        device = made.device()
-        findings += made.findings
-        if device is not None:
-            devices.append(device)
-    return Offer(devices=tuple(devices), findings=tuple(findings))
+        how = (policies or {}).get(gpu.address, rules.EXCLUSIVE)
+        division = partitions.divide(gpu, how, ours=ours)
+        made = _Making(snapshot, gpu, options, how.mode)
+        if division.full is not None:
+            full[values.gpu_device_name(gpu.address)] = division.full
+        findings += division.findings
+        if division.whole and (device := made.whole(division)) is not None:
+            wholes.append(device)
+        if division.parts:
+            parts.append([device for part in division.parts if (device := made.part(part)) is not None])
+        findings += dict.fromkeys(made.findings)
+    offered = (*wholes, *(device for of_gpu in reversed(parts) for device in of_gpu))
+    return Offer(devices=offered if counters else without_counters(offered), findings=tuple(findings), full=full)
 
 
 def semver(text: str) -> Version | None:
@@ -130,6 +161,13 @@ def without_lists(device: Device) -> Device:
     )
 
 
+def without_counters(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """The devices that a server without DRAPartitionableDevices can store: it gives away what shares nothing, and a whole GPU where
+    the policy says so, but never parts, of which it would give away too many.
+    """
+    return tuple(replace(device, consumes=None) for device in devices if device.consumes is None or device.uncounted)
+
+
 def _finding(code: str, severity: model.Severity, gpu: model.Gpu, message: str) -> model.Finding:
     return model.Finding(code=code, severity=severity, subject=str(gpu.address), message=message)
 
@@ -137,15 +175,71 @@ def _finding(code: str, severity: model.Severity, gpu: model.Gpu, message: str) 
 class _Making:
     """One GPU on its way to a device."""
 
-    def __init__(self, snapshot: model.Snapshot, gpu: model.Gpu, options: PublishOptions) -> None:
+    def __init__(self, snapshot: model.Snapshot, gpu: model.Gpu, options: PublishOptions, mode: rules.Mode) -> None:
         self.findings: list[model.Finding] = []
         self._snapshot = snapshot
         self._gpu = gpu
         self._options = options
+        self._mode = mode
 
-    def device(self) -> Device | None:
-        """The device, None when a description that must be there is not known."""
-        found: dict[str, AttributeValue] = {}
+    def whole(self, division: partitions.Division) -> Device | None:
+        """The whole GPU, None when a description that must be there is not known."""
+        found = self._described((attributes.TYPE, attributes.TYPE_GPU), *self._enforced(attributes.ENFORCED_WHOLE))
+        if found is None or self._gpu.memory_bytes is None:
+            return None
+        capacity = {attributes.MEMORY: self._gpu.memory_bytes, attributes.COMPUTE: attributes.COMPUTE_WHOLE}
+        if self._gpu.multiprocessors is not None:
+            capacity[attributes.MULTIPROCESSORS] = self._gpu.multiprocessors
+        return Device(
+            name=values.gpu_device_name(self._gpu.address),
+            address=self._gpu.address,
+            attributes=self._settled({**found, **dict(self._keys()), **dict(self._keys_of_wholes())}),
+            capacity=capacity,
+            nic_is_rdma=self._nic_is_rdma(),
+            consumes=division.consumes,
+            uncounted=division.uncounted,
+            mode=self._mode,
+        )
+
+    def part(self, part: partitions.Part) -> Device | None:
+        """A MIG instance, None when a description that must be there is not known."""
+        found = self._described((attributes.TYPE, attributes.TYPE_MIG), *self._enforced(attributes.ENFORCED_MIG))
+        if found is None or not self._gpu.multiprocessors:
+            return None
+        found |= {
+            attributes.PARENT_UUID: found[attributes.UUID],
+            attributes.UUID: part.uuid,
+            attributes.PROFILE: part.profile.name,
+        }
+        profile = part.profile
+        return Device(
+            name=part.name,
+            address=self._gpu.address,
+            attributes=self._settled({**found, **dict(self._keys())}),
+            capacity={
+                attributes.MEMORY: profile.memory_bytes,
+                attributes.COMPUTE: 100 * profile.multiprocessors // self._gpu.multiprocessors,
+                attributes.MULTIPROCESSORS: profile.multiprocessors,
+                attributes.COPY_ENGINES: profile.copy_engines,
+                attributes.DECODERS: profile.decoders,
+                attributes.ENCODERS: profile.encoders,
+                attributes.JPEG_ENGINES: profile.jpeg_engines,
+                attributes.OFA_ENGINES: profile.ofa_engines,
+            },
+            nic_is_rdma=self._nic_is_rdma(),
+            consumes=part.consumes,
+            mode=self._mode,
+        )
+
+    def _enforced(self, by: str) -> tuple[tuple[str, str], ...]:
+        return (attributes.MEMORY_ENFORCEMENT, by), (attributes.COMPUTE_ENFORCEMENT, by)
+
+    def _settled(self, found: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
+        return {name: self._fitting(name, value) for name, value in sorted(found.items()) if value is not None}
+
+    def _described(self, *own: tuple[str, str]) -> dict[str, AttributeValue | None] | None:
+        """The descriptions, None when one is not known."""
+        found: dict[str, AttributeValue | None] = dict(own)
         missing: list[str] = []
         for name, value in self._descriptions():
             if value is None:
@@ -163,17 +257,7 @@ class _Making:
                 )
             )
             return None
-        found |= {name: value for name, value in self._keys() if value is not None}
-        capacity = {attributes.MEMORY: self._gpu.memory_bytes, attributes.COMPUTE: attributes.COMPUTE_WHOLE}
-        if self._gpu.multiprocessors is not None:
-            capacity[attributes.MULTIPROCESSORS] = self._gpu.multiprocessors
-        return Device(
-            name=values.gpu_device_name(self._gpu.address),
-            address=self._gpu.address,
-            attributes={name: self._fitting(name, value) for name, value in sorted(found.items())},
-            capacity=capacity,
-            nic_is_rdma=self._nic_is_rdma(),
-        )
+        return found
 
     def _nic_is_rdma(self) -> bool:
         where = None if self._gpu.nic is None else self._gpu.nic.address
@@ -181,7 +265,6 @@ class _Making:
 
     def _descriptions(self) -> Iterator[tuple[str, AttributeValue | None]]:
         gpu, driver = self._gpu, self._snapshot.nvidia_driver
-        yield attributes.TYPE, attributes.TYPE_GPU
         yield attributes.UUID, gpu.uuid or None
         yield attributes.PRODUCT_NAME, gpu.product or None
         yield attributes.ARCHITECTURE, gpu.architecture or attributes.UNKNOWN
@@ -189,8 +272,6 @@ class _Making:
         yield attributes.DRIVER_VERSION, semver(driver.version) if driver is not None else None
         yield attributes.CUDA_DRIVER_VERSION, _version_of(driver.cuda_version if driver is not None else None)
         yield attributes.NIC_DISTANCE, self._nic_distance()
-        yield attributes.MEMORY_ENFORCEMENT, attributes.ENFORCED_WHOLE
-        yield attributes.COMPUTE_ENFORCEMENT, attributes.ENFORCED_WHOLE
 
     def _nic_distance(self) -> str:
         if self._gpu.nic is not None:
@@ -198,7 +279,7 @@ class _Making:
         return attributes.UNKNOWN if self._snapshot.nics else attributes.DISTANCE_NONE
 
     def _keys(self) -> Iterator[tuple[str, AttributeValue | None]]:
-        gpu, pci, groups, nic = self._gpu, self._gpu.pci, self._gpu.groups, self._gpu.nic
+        pci, nic = self._gpu.pci, self._gpu.nic
         # The standard names exist for addresses with a domain of four digits only; a GPU behind VMD or Hyper-V has none.
         standard = pci.address.domain <= _MAX_STANDARD_DOMAIN
         yield attributes.PCI_BUS_ID, str(pci.address) if standard else None
@@ -208,15 +289,19 @@ class _Making:
         yield attributes.PCIE_SWITCH, _spelled(pci.switch)
         if self._options.pcie_switches and pci.switches:
             yield attributes.PCIE_SWITCHES, tuple(str(switch) for switch in pci.switches)
+        if nic is not None:
+            yield attributes.NIC, nic.name or None
+            yield attributes.NIC_PCI_BUS_ID, str(nic.address)
+
+    def _keys_of_wholes(self) -> Iterator[tuple[str, AttributeValue | None]]:
+        """What a MIG instance has no part in: NVLink and peer access end where a GPU is divided, and who aligns GPUs wants wholes."""
+        gpu, groups = self._gpu, self._gpu.groups
         yield attributes.NVLINK_DOMAIN, _spelled(groups.nvlink_domain)
         yield attributes.NVLINK_CLIQUE, _spelled(groups.nvlink_clique)
         yield attributes.FABRIC_CLIQUE, _fabric_clique(gpu.fabric)
         yield attributes.ALIGNED_PAIR, _spelled(groups.aligned_pair)
         yield attributes.ALIGNED_QUAD, _spelled(groups.aligned_quad)
-        if nic is not None:
-            yield attributes.NIC, nic.name or None
-            yield attributes.NIC_PCI_BUS_ID, str(nic.address)
-            yield attributes.RAIL, nic.rail
+        yield attributes.RAIL, gpu.nic.rail if gpu.nic is not None else None
 
     def _numa_node(self) -> int | tuple[int, ...] | None:
         node = self._gpu.pci.numa_node

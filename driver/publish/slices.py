@@ -6,7 +6,8 @@ Rules (kubernetes: dynamic-resource-allocation, resourceslice controller and sch
   are deleted first, then slices are replaced, then created; those of other pools go last.
 - The generation stays as long as one write makes the new state (no slice is new, at most one changes); otherwise it is one
   above the highest ever seen and every slice is written. It never goes back, also not to one that was seen and deleted.
-- Slices are laid out for 64 devices always: one taint would make 65 of them invalid, exactly when a GPU fails.
+- Slices are laid out for 64 devices always: one taint would make 65 of them invalid, exactly when a GPU fails. Counter sets
+  have slices of their own, as the API wants, behind those of the devices.
 - Names begin with a fixed-width index, as the scheduler walks slices in order of name, and are the same every time: a
   repair that was lost or is seen twice makes no second slice. The hash at the end keeps nodes and drivers apart whose
   names are long, or run together.
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from driver.publish import devices, limits, wire
 
@@ -33,6 +34,8 @@ _MAX_NAME = 253
 
 Body = dict[str, Any]
 """A ResourceSlice as JSON."""
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +83,17 @@ class Plan:
 
 
 def build_slices(offered: Sequence[devices.Device], *, place: Place, generation: int = 1) -> tuple[Body, ...]:
-    """The slices of a pool as they would be created; one without devices where there are none."""
-    chunks = [offered[start : start + DEVICES_A_SLICE] for start in range(0, len(offered), DEVICES_A_SLICE)] or [()]
+    """The slices of a pool as they would be created: the devices, then the counter sets that they consume in slices of their own;
+    one without anything where there is nothing.
+    """
+    contents: list[Body] = [
+        {"devices": [wire.device_to_json(device, driver_name=place.driver_name) for device in chunk]}
+        for chunk in _chunks(offered, DEVICES_A_SLICE)
+    ]
+    contents += [
+        {"sharedCounters": chunk} for chunk in _chunks(wire.counter_sets_to_json(offered), limits.MAX_COUNTER_SETS)
+    ]
+    contents = contents or [{}]
     return tuple(
         {
             "apiVersion": API_VERSION,
@@ -90,16 +102,16 @@ def build_slices(offered: Sequence[devices.Device], *, place: Place, generation:
             "spec": {
                 "driver": place.driver_name,
                 "nodeName": place.node_name,
-                "pool": {"name": place.node_name, "generation": generation, "resourceSliceCount": len(chunks)},
-            }
-            | (
-                {"devices": [wire.device_to_json(device, driver_name=place.driver_name) for device in chunk]}
-                if chunk
-                else {}
-            ),
+                "pool": {"name": place.node_name, "generation": generation, "resourceSliceCount": len(contents)},
+                **content,
+            },
         }
-        for index, chunk in enumerate(chunks)
+        for index, content in enumerate(contents)
     )
+
+
+def _chunks(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def slice_name(index: int, *, place: Place, salt: int = 0) -> str:

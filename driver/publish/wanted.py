@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from discovery import model
@@ -35,11 +36,20 @@ class Undecided:
 Wanted = Offering | Withheld | Undecided
 
 
-def from_snapshot(snapshot: model.Snapshot | None, *, options: devices.PublishOptions, why_not: str = "") -> Wanted:
-    """The answer that follows from a Snapshot; `why_not`: what keeps the node from being read where there is none."""
+def from_snapshot(
+    snapshot: model.Snapshot | None,
+    *,
+    options: devices.PublishOptions,
+    why_not: str = "",
+    policies: devices.Policies | None = None,
+    ours: Collection[str] = (),
+) -> Wanted:
+    """The answer that follows from a Snapshot; `why_not`: what keeps the node from being read where there is none. The others as
+    `devices.build_offer` takes them.
+    """
     if snapshot is None:
         return Undecided(reason=why_not or "The hardware of this node has not been read yet")
-    offer = devices.build_offer(snapshot, options=options)
+    offer = devices.build_offer(snapshot, options=options, policies=policies, ours=ours)
     if offer.devices or not snapshot.gpus:
         return Offering(offer=offer)
     states = Counter(gpu.state.value for gpu in snapshot.gpus)

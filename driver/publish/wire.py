@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from discovery import address
-from driver.publish import attributes, devices, quantity
+from driver.publish import attributes, counters, devices, quantity
+from driver.sharing import rules
 
 ABSENT_EFFECT = "NoSchedule"
 _QUANTITIES = frozenset({"value", "default", "min", "max", "step"})
@@ -31,14 +32,35 @@ def device_to_json(device: devices.Device, *, driver_name: str) -> dict[str, Any
     }
     if device.absent:
         body["taints"] = [{"key": absent_key(driver_name), "effect": ABSENT_EFFECT}]
+    if device.consumes is not None:
+        consumed = {"counterSet": device.consumes.counter_set, "counters": _counters_to_json(device.consumes.counters)}
+        body["consumesCounters"] = [consumed]
     return body
+
+
+def counter_sets_to_json(listed: Iterable[devices.Device]) -> list[dict[str, Any]]:
+    """The CounterSets that the devices consume, in order of the first that does."""
+    sets = {device.consumes.counter_set: device.consumes.totals for device in listed if device.consumes is not None}
+    return [{"name": name, "counters": _counters_to_json(totals)} for name, totals in sets.items()]
 
 
 def published_to_json(device: devices.Device) -> dict[str, Any]:
     """What is kept of a device that was published, so that it can stay listed when it cannot be read any more."""
     body = device_to_json(device, driver_name="")
     kept = {"address": str(device.address), "attributes": body["attributes"], "capacity": body["capacity"]}
-    return {**kept, "nicIsRdma": True} if device.nic_is_rdma else kept
+    if device.nic_is_rdma:
+        kept["nicIsRdma"] = True
+    if (consumes := device.consumes) is not None:
+        kept["consumes"] = {
+            "counterSet": consumes.counter_set,
+            "counters": dict(sorted(consumes.counters.items())),
+            "totals": dict(sorted(consumes.totals.items())),
+        }
+    if device.uncounted:
+        kept["uncounted"] = True
+    if device.mode is not rules.Mode.EXCLUSIVE:
+        kept["mode"] = device.mode.value
+    return kept
 
 
 def published_from_json(name: str, body: object) -> devices.Device:
@@ -52,6 +74,9 @@ def published_from_json(name: str, body: object) -> devices.Device:
             attributes={str(key): _value_from_json(value) for key, value in body["attributes"].items()},
             capacity={str(key): int(quantity.parse(value["value"])) for key, value in body["capacity"].items()},
             nic_is_rdma=body.get("nicIsRdma") is True,
+            consumes=_consumption_from_json(body.get("consumes")),
+            uncounted=body.get("uncounted") is True,
+            mode=rules.Mode(body.get("mode", rules.Mode.EXCLUSIVE)),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"device {name}: {error}") from error
@@ -95,6 +120,29 @@ def _empty(value: object) -> bool:
 
 def _spell(name: str, value: int) -> str:
     return quantity.format_bytes(value) if name == attributes.MEMORY else str(value)
+
+
+def _counters_to_json(amounts: counters.Counters) -> dict[str, Any]:
+    return {name: {"value": str(amount)} for name, amount in sorted(amounts.items())}
+
+
+def _consumption_from_json(body: Mapping[str, Any] | None) -> counters.Consumption | None:
+    if body is None:
+        return None
+    consumes = counters.Consumption(
+        counter_set=str(body["counterSet"]),
+        counters={str(name): _amount(amount) for name, amount in body["counters"].items()},
+        totals={str(name): _amount(amount) for name, amount in body["totals"].items()},
+    )
+    if not consumes.counters or consumes.counters.keys() - consumes.totals.keys():
+        raise ValueError(f"{sorted(consumes.counters)} are not counters of {sorted(consumes.totals)}")
+    return consumes
+
+
+def _amount(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number of a counter")
+    return value
 
 
 def _value_to_json(value: devices.AttributeValue) -> dict[str, Any]:
