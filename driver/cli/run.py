@@ -7,7 +7,9 @@ import itertools
 import logging
 import os
 import signal
+import sys
 import threading
+from typing import NoReturn
 
 import click
 
@@ -43,7 +45,7 @@ EXIT_S = 0.5
     """,
 )
 @run_options.options
-def command(**values: str | None) -> int:
+def command(**values: str | None) -> NoReturn:
     """Serve until told to stop."""
     settings = run_options.settings(**values)
     agent_config = config.AgentConfig()
@@ -74,13 +76,23 @@ def command(**values: str | None) -> int:
         signal.signal(number, stop)
     # Its default action would end the agent at once, with its sockets left behind.
     signal.signal(signal.SIGHUP, lambda *_: logger.warning("SIGHUP: the configuration is read at start only"))
-    status = 1
     try:
         status = running.run()
-    finally:
+    except BaseException:
         # The interpreter joins gRPC's worker threads before it ends; a call that hangs in a dead disk must not keep it.
-        _end_in(EXIT_S, status)
-    return status
+        _end_in(EXIT_S, 1)
+        raise
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process now that everything was stopped. An interpreter that takes itself apart under threads that are in foreign
+    code, as daemon threads may be, can end with SIGSEGV.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _end_in(seconds: float, status: int) -> None:
