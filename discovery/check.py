@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from discovery import model, pcie, topology
+from discovery import model, peering, topology, upward
 from discovery import nics as pairing
 from discovery.address import PciAddress
 
@@ -54,9 +54,7 @@ def _addresses(snapshot: model.Snapshot) -> Iterator[str]:
 
 
 def _places(snapshot: model.Snapshot) -> Iterator[str]:
-    bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
-    ports = {address: bridge.port_type for address, bridge in bridges.items()}
-    inner = pcie.second_levels(bridges)
+    ways = upward.Ways(snapshot.bridges)
     for bridge in snapshot.bridges:
         if bridge.port_type_inferred and (bridge.port_type is None or bridge.redirects is not None):
             yield f"{bridge.pci.address}: its port type is inferred, and yet {bridge.port_type} or what it redirects is read"
@@ -65,14 +63,12 @@ def _places(snapshot: model.Snapshot) -> Iterator[str]:
         if len({where, *pci.bridges}) <= len(pci.bridges):
             yield f"{where}: the chain of bridges above it has a loop"
         for depth, above in enumerate(pci.bridges):
-            near = bridges.get(above)
+            near = ways.bridges.get(above)
             if near is None:
                 continue
             if near.pci.bridges != pci.bridges[:depth] or near.pci.host_bridge != pci.host_bridge:
                 yield f"{where}: its bridge {above} stands in another place than its chain says"
-        if pci.switch_source is not model.Provenance.OVERLAY and pci.switches != pcie.switches(
-            pci.bridges, ports, inner
-        ):
+        if pci.switch_source is not model.Provenance.OVERLAY and pci.switches != ways.switches(pci):
             yield f"{where}: its switches are not the upstream ports above it, innermost first"
         if len(set(pci.switches)) < len(pci.switches):
             yield f"{where}: a switch stands twice above it"
@@ -80,8 +76,8 @@ def _places(snapshot: model.Snapshot) -> Iterator[str]:
             yield f"{where}: its switch is not the innermost of its switches"
         if pci.switch_source is not None and not pci.switches:  # Snapshots before there were overlays name no source
             yield f"{where}: it has no switches, and they come from {pci.switch_source}"
-        if pci.narrowest is not None and (pci.narrowest.at not in {where, *pci.bridges} or pci.narrowest.width < 1):
-            yield f"{where}: {pci.narrowest} is no link above it"
+        if pci.narrowest is not None and pci.narrowest != ways.narrowest(pci):
+            yield f"{where}: {pci.narrowest} is not the narrowest link above it"
         if pci.host_bridge is None and (pci.bridges or pci.pcie_root is not None):
             yield f"{where}: it has bridges or a PCIe root, but no host bridge"
         if pci.pcie_root is not None and where.domain > 0xFFFF:
@@ -108,9 +104,10 @@ def _locality(snapshot: model.Snapshot) -> Iterator[str]:
     for node in snapshot.numa_nodes:
         if not set(node.distances) <= set(nodes):
             yield f"NUMA node {node.node} has a distance to a node that is not there"
-    for package, count in Counter(cpu for cpus in sockets.values() for cpu in cpus).items():
-        if count > 1:
-            yield f"CPU {package} is in {count} sockets"
+    for kind, sets in (("sockets", sockets.values()), ("NUMA nodes", [node.cpus for node in snapshot.numa_nodes])):
+        for cpu, count in Counter(itertools.chain.from_iterable(sets)).items():
+            if count > 1:
+                yield f"CPU {cpu} is in {count} {kind}"
 
 
 def _gpus(snapshot: model.Snapshot) -> Iterator[str]:
@@ -125,6 +122,11 @@ def _gpus(snapshot: model.Snapshot) -> Iterator[str]:
             yield f"{gpu.address}: NVLinks are not ordered, or one stands twice"
         if any(link.remote == gpu.address for link in gpu.nvlinks):
             yield f"{gpu.address}: an NVLink ends where it begins"
+        fabric = model.Fabric(state="") if gpu.fabric is None else gpu.fabric
+        if (fabric.cluster_uuid is None) != (fabric.clique_id is None):
+            yield f"{gpu.address}: it has the cluster of a GPU fabric or a clique of one, but not both"
+        if fabric.cluster_uuid is not None and fabric.state != "completed":
+            yield f"{gpu.address}: it has a GPU fabric, and its registration is {fabric.state}"
     yield from _twice("UUID", ((gpu.uuid, gpu.address) for gpu in snapshot.gpus))
     yield from _twice("minor", ((gpu.minor, gpu.address) for gpu in snapshot.gpus))
 
@@ -169,6 +171,8 @@ def _groups(snapshot: model.Snapshot) -> Iterator[str]:
                 yield f"{name} {key} has {len(addresses)} members"
             if len({known[address].groups.nvlink_domain for address in addresses}) > 1:
                 yield f"{name} {key} reaches over several NVLink domains"
+            if size == 2 and len({known[address].groups.aligned_quad for address in addresses}) > 1:
+                yield f"{name} {key} is not inside one aligned quad"
     for gpu in snapshot.gpus:
         if (gpu.groups.nvlink_domain is None) != (gpu.groups.nvlink_clique is None):
             yield f"{gpu.address}: it has an NVLink domain or a clique, but not both"
@@ -181,6 +185,7 @@ def _nics(snapshot: model.Snapshot) -> Iterator[str]:
             yield f"{nic.address}: a virtual function has a Data Direct function"
         if nic.rail_source is not None and nic.rail is None:
             yield f"{nic.address}: it has no rail, and that comes from {nic.rail_source}"
+    bridges = {bridge.pci.address: bridge for bridge in snapshot.bridges}
     ports = topology.port_types(snapshot.bridges)
     for gpu in snapshot.gpus:
         if gpu.nic is None:
@@ -192,11 +197,14 @@ def _nics(snapshot: model.Snapshot) -> Iterator[str]:
             yield f"{gpu.address}: its NIC {gpu.nic.address} is not among the nearest"
         for tie in gpu.nic.ties:
             near = nics.get(tie)
-            between = None if near is None else pairing.distance(gpu.pci, near, ports)
-            if between is None or between[0] is not gpu.nic.distance:
+            between, by = (None, None) if near is None else pairing.distance(gpu.pci, near, ports)
+            if near is None or between is not gpu.nic.distance:
                 yield f"{gpu.address}: the path to {tie} is not {gpu.nic.distance}"
-            elif tie == gpu.nic.address and (between[1] and between[1].address) != gpu.nic.data_direct:
-                yield f"{gpu.address}: {gpu.nic.data_direct} is not what makes its NIC so near"
+            elif tie == gpu.nic.address:
+                if (by and by.address) != gpu.nic.data_direct:
+                    yield f"{gpu.address}: {gpu.nic.data_direct} is not what makes its NIC so near"
+                if gpu.nic.direct not in (None, peering.reaches(by or near.pci, gpu.pci, bridges)):
+                    yield f"{gpu.address}: whether its NIC reaches it directly is not {gpu.nic.direct}"
         if chosen is not None and gpu.nic.rail != chosen.rail:
             yield f"{gpu.address}: its rail {gpu.nic.rail} is not that of its NIC"
 

@@ -60,9 +60,13 @@ class Ways:
         self._ports = {where: bridge.port_type for where, bridge in self.bridges.items()}
         self._inner = pcie.second_levels(self.bridges)
 
+    def switches(self, pci: model.PciFunction) -> tuple[PciAddress, ...]:
+        """The switches above a function, innermost first."""
+        return pcie.switches(pci.bridges, self._ports, self._inner)
+
     def placed(self, pci: model.PciFunction) -> model.PciFunction:
         """The function with the switches above it."""
-        switches = pcie.switches(pci.bridges, self._ports, self._inner)
+        switches = self.switches(pci)
         if not switches:
             return pci
         return replace(pci, switches=switches, switch=switches[0], switch_source=model.Provenance.SYSFS)
