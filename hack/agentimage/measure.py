@@ -36,6 +36,7 @@ COMMANDS = (
     ("nearfield", "config", "schema"),
     ("nearfield", "capture", "-o", "/tmp/capture.json.gz"),
     ("python3", "-c", "import driver.kube.loader, driver.standin.apiserver, pynvml, ssl; assert ssl.create_default_context().get_ca_certs()"),
+    ("python3", "-c", "from discovery import ncclxml; ncclxml.parse(b'<system version=\"1\"><cpu numaid=\"0\"/></system>', name='n')"),
 )  # fmt: skip
 """What has to work in the image; it fails with ImageError where one does not."""
 
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
     workspace.end_by_exception_when_told_to()
     try:
         image = contents.Image.open(options.archive or build.archive())
-        with workspace.temporary(workspace.cache()) as scratch, homes() as home:
+        with workspace.temporary(workspace.images()) as scratch, homes() as home:
             root = scratch / "root"
             root.mkdir()
             image.unpack(root)

@@ -18,22 +18,30 @@ UNUSED: Mapping[str, str] = {
     "lxml/html": "a parser of HTML",
     "lxml/includes": "headers for those who compile against it",
     "lxml/isoschematron": "a validator",
+    "lxml/objectify.*": "3 MB: another way to look at the same documents",
     "certifi/tests": "tests",
 }
-"""Folder of site-packages: why it may go."""
+"""Folder or files of site-packages, as a pattern: why it may go."""
+
+SOURCES = ("*.pyi", "*.pyx", "*.pxi")
+"""What type checkers and Cython read."""
 
 
 def main() -> int:
-    """Exit status 1 when a folder is not where it is said to be."""
+    """Exit status 1 when something is not where it is said to be."""
     site = Path(sysconfig.get_path("purelib"))
-    missing = [name for name in UNUSED if not (site / name).is_dir()]
+    unused = {pattern: list(site.glob(pattern)) for pattern in UNUSED}
+    missing = [pattern for pattern, found in unused.items() if not found]
     if missing:
         print(f"trim.py names what is not in {site}: {', '.join(missing)}", file=sys.stderr)
         return 1
-    for name in UNUSED:
-        shutil.rmtree(site / name)
-    for stub in site.rglob("*.pyi"):
-        stub.unlink()
+    for path in (path for found in unused.values() for path in found):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for source in (path for pattern in SOURCES for path in site.rglob(pattern)):
+        source.unlink()
     for script in Path(
         sysconfig.get_path("scripts")
     ).iterdir():  # of the venv and of packages; the agent's own comes later
