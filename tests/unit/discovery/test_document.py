@@ -215,7 +215,9 @@ def test_a_pipe_is_read_to_its_end_however_late_that_comes(fifo: Path) -> None:
 
 
 def test_a_pipe_that_says_nothing_is_given_up(fifo: Path) -> None:
-    with pytest.raises(DocumentError, match=r"fifo: nothing came from it for 0\.05 s: start what writes into this pipe"):
+    with pytest.raises(
+        DocumentError, match=r"fifo: nothing came from it for 0\.05 s: start what writes into this pipe"
+    ):
         document.read_bytes(fifo, patience_s=0.05)
     silent = os.open(fifo, os.O_RDWR)
     try:

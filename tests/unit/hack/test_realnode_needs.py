@@ -20,29 +20,12 @@ import pytest
 from hack.realnode import binaries, needs
 from hack.realnode.errors import ClusterError
 from hack.tools import cache, golang
+from tests.fakes.programs import Programs
 
 MODULE = binaries.MODULES / "kubernetes"
 
 
-def program(folder: Path, name: str, script: str) -> Path:
-    """A shell script on the PATH."""
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
-
-
-@pytest.fixture
-def go_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which a `go` is looked for first."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return folder
-
-
-@pytest.mark.usefixtures("go_path")
+@pytest.mark.usefixtures("programs")
 def test_without_a_go_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golang, "PLACES", "")
     monkeypatch.setenv("GOPROXY", "off")
@@ -101,8 +84,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copied
 
 
-def test_the_same_sources_are_built_once(sources: Path, go_path: Path, tmp_path: Path) -> None:
-    program(go_path, "go", FAKE_GO)
+def test_the_same_sources_are_built_once(sources: Path, programs: Programs, tmp_path: Path) -> None:
+    programs.write("go", FAKE_GO)
     first = binaries.build()
     assert binaries.build() == first
     assert (first / "kubelet").read_text() == (first / "containerd").read_text() == "built\n"
@@ -115,8 +98,8 @@ def test_the_same_sources_are_built_once(sources: Path, go_path: Path, tmp_path:
     assert stat.S_IMODE(first.stat().st_mode) == 0o755
 
 
-def test_what_an_interrupted_build_left_is_removed(sources: Path, go_path: Path) -> None:
-    program(go_path, "go", FAKE_GO)
+def test_what_an_interrupted_build_left_is_removed(sources: Path, programs: Programs) -> None:
+    programs.write("go", FAKE_GO)
     left = cache.folder() / ".components-x"
     left.mkdir(parents=True)
     (left / "half").touch()
@@ -126,8 +109,8 @@ def test_what_an_interrupted_build_left_is_removed(sources: Path, go_path: Path)
 
 
 @pytest.mark.usefixtures("sources")
-def test_what_go_said_reaches_the_user(go_path: Path) -> None:
-    program(go_path, "go", "[ $1 = env ] && echo go1.99.0 || { echo dial tcp: no route to host >&2; exit 1; }")
+def test_what_go_said_reaches_the_user(programs: Programs) -> None:
+    programs.write("go", "[ $1 = env ] && echo go1.99.0 || { echo dial tcp: no route to host >&2; exit 1; }")
     with pytest.raises(ClusterError, match=r"go build of .*kubernetes failed: dial tcp: no route to host"):
         binaries.build()
     assert [path for path in cache.folder().iterdir() if path.is_dir()] == []

@@ -23,6 +23,7 @@ import pytest
 from hack.realnode import hollow, images, layout, locks, processes
 from hack.realnode.errors import ClusterError
 from hack.realnode.layout import Layout
+from tests.fakes.programs import Programs
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -141,14 +142,12 @@ def test_a_program_that_is_not_there_or_fails_is_named() -> None:
     assert locks.output(["cat"], stdin=b"words") == "words"
 
 
-def test_an_image_comes_from_the_engine_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_an_image_comes_from_the_engine_that_has_it(programs: Programs, tmp_path: Path) -> None:
     for engine, script in {
         "docker": "exit 1",
         "podman": '[ "$1 $2 $3" = "image exists here:1" ] && exit; [ "$1" = save ] && echo "$@" >"${3#--output=}"',
     }.items():
-        (tmp_path / engine).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / engine).chmod(0o755)
+        programs.write(engine, script)
     archive = images.exported("here:1", tmp_path / "image.tar")
     assert archive.read_text() == f"save --format=docker-archive --output={archive} here:1\n"
     with pytest.raises(ClusterError, match=r"away:1 is no file, and docker, podman.* has no image of that name"):

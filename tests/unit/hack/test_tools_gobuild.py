@@ -13,8 +13,9 @@ import pytest
 
 from hack.tools import gobuild
 from hack.tools.errors import ToolError
+from tests.fakes.programs import Programs
 
-FAKE_GO = """#!/bin/sh
+FAKE_GO = """
 case "$1" in
 env) echo go1.99.{patch};;
 build)
@@ -36,15 +37,9 @@ def module(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The `go` that is on the PATH; it keeps a log."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    program = folder / "go"
-    program.write_text(FAKE_GO.format(patch=1, builds=tmp_path / "builds"))
-    program.chmod(0o755)
-    return program
+def go(programs: Programs, tmp_path: Path) -> Path:
+    """A `go` that keeps a log."""
+    return programs.write("go", FAKE_GO.format(patch=1, builds=tmp_path / "builds"))
 
 
 @pytest.mark.usefixtures("go")
@@ -58,21 +53,24 @@ def test_the_same_sources_are_built_once(module: Path, tmp_path: Path) -> None:
     assert list(first.path.parent.iterdir()) == [first.path]
 
 
-def test_another_source_dependency_or_compiler_is_another_build(module: Path, go: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("go")
+def test_another_source_dependency_or_compiler_is_another_build(
+    module: Path, programs: Programs, tmp_path: Path
+) -> None:
     into = tmp_path / "kept"
     paths = {gobuild.built(module, into=into).path}
     (module / "go.sum").write_text("a v2\n")
     paths.add(gobuild.built(module, into=into).path)
     (module / "main.go").rename(module / "other.go")
     paths.add(gobuild.built(module, into=into).path)
-    go.write_text(FAKE_GO.format(patch=2, builds=tmp_path / "builds"))
+    programs.write("go", FAKE_GO.format(patch=2, builds=tmp_path / "builds"))
     paths.add(gobuild.built(module, into=into).path)
     assert paths == set(into.iterdir())
     assert len(paths) == 4
 
 
-def test_what_go_said_reaches_the_user(module: Path, go: Path, tmp_path: Path) -> None:
-    go.write_text("#!/bin/sh\n[ $1 = env ] && echo go1.99.1 || { echo dial tcp: no route to host >&2; exit 1; }\n")
+def test_what_go_said_reaches_the_user(module: Path, programs: Programs, tmp_path: Path) -> None:
+    programs.write("go", "[ $1 = env ] && echo go1.99.1 || { echo dial tcp: no route to host >&2; exit 1; }")
     with pytest.raises(ToolError, match="go build of judge failed: dial tcp: no route to host"):
         gobuild.built(module, into=tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir()) == []

@@ -20,6 +20,7 @@ import pytest
 
 from hack.tools import cache, golang
 from hack.tools.errors import ToolError
+from tests.fakes.programs import Programs
 
 PREFIX = "golang.org/toolchain@v0.0.1-go1.26.8.linux-amd64/"
 FILES = {
@@ -39,23 +40,13 @@ def module(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without Go and with an empty cache; the folder is first on the PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    monkeypatch.setattr(golang, "PLACES", str(folder))
+def bare(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """A machine without Go and with an empty cache."""
+    monkeypatch.setattr(golang, "PLACES", str(programs.folder))
     monkeypatch.setenv("NEARFIELD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("GOPROXY", "off")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    return folder
-
-
-def go(folder: Path, script: str) -> str:
-    path = folder / "go"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
+    return programs
 
 
 @pytest.fixture
@@ -75,9 +66,9 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("version", ["go1.26.0", "go1.30rc1", "go1.26.8"])
-def test_the_machines_own(bare: Path, module: Path, version: str) -> None:
-    own = go(bare, f'[ "$PWD" = "{module}" ] && echo {version}')
-    assert golang.command(module=module) == own
+def test_the_machines_own(bare: Programs, module: Path, version: str) -> None:
+    own = bare.write("go", f'[ "$PWD" = "{module}" ] && echo {version}')
+    assert golang.command(module=module) == str(own)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +79,9 @@ def test_the_machines_own(bare: Path, module: Path, version: str) -> None:
         ("echo toolchain not available >&2; exit 1", "toolchain not available"),
     ],
 )
-def test_no_go_that_will_do_and_none_to_be_had(bare: Path, module: Path, script: str | None, said: str) -> None:
+def test_no_go_that_will_do_and_none_to_be_had(bare: Programs, module: Path, script: str | None, said: str) -> None:
     if script is not None:
-        go(bare, script)
+        bare.write("go", script)
     with pytest.raises(ToolError, match=r"Go 1\.26\.0 or newer is needed.*GOPROXY names no proxy") as error:
         golang.command(module=module)
     assert said in str(error.value)

@@ -17,10 +17,11 @@ import pytest
 
 from hack.tools import cache, debian, hwloc
 from hack.tools.errors import ToolError
+from tests.fakes.programs import Programs
 
 LSTOPO = "#!/bin/sh\necho lstopo 2.9.0\n"
 
-APT = """#!/bin/sh
+APT = """
 echo "$@" >>"{log}"
 for argument; do case "$argument" in Dir::Cache::Archives=*) archives=${{argument#*=}};; esac; done
 case "$*" in
@@ -29,7 +30,7 @@ case "$*" in
 esac
 """
 
-DPKG_DEB = """#!/bin/sh
+DPKG_DEB = """
 case "$2" in
 *hwloc-nox.deb) mkdir -p "$3/usr/bin"; printf '{lstopo}' >"$3/usr/bin/lstopo-no-graphics"; chmod +x "$3/usr/bin/lstopo-no-graphics";;
 *) mkdir -p "$3/usr/lib/x86_64-linux-gnu"; echo >"$3/usr/lib/x86_64-linux-gnu/libhwloc.so.15";;
@@ -37,25 +38,17 @@ esac
 """
 
 
-def program(path: Path, script: str) -> Path:
-    path.write_text(script)
-    path.chmod(0o755)
-    return path
-
-
 @pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bare(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     """A machine with an apt that keeps a log, without hwloc; its programs."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     for name in "sh", "mkdir", "chmod":
-        (folder / name).symlink_to(f"/bin/{name}")
+        (programs.folder / name).symlink_to(f"/bin/{name}")
     quoted = LSTOPO.replace("\n", "\\n")
-    program(folder / "apt-get", APT.format(log=tmp_path / "apt", bin=folder, lstopo=quoted))
-    program(folder / "dpkg-deb", DPKG_DEB.format(lstopo=quoted))
-    monkeypatch.setenv("PATH", str(folder))
+    programs.write("apt-get", APT.format(log=tmp_path / "apt", bin=programs.folder, lstopo=quoted))
+    programs.write("dpkg-deb", DPKG_DEB.format(lstopo=quoted))
+    monkeypatch.setenv("PATH", str(programs.folder))
     monkeypatch.setenv("NEARFIELD_CACHE", str(tmp_path / "cache"))
-    return folder
+    return programs
 
 
 def said_to_apt(tmp_path: Path) -> list[str]:
@@ -63,20 +56,20 @@ def said_to_apt(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", hwloc.NAMES)
-def test_one_on_the_path(bare: Path, tmp_path: Path, name: str) -> None:
-    program(bare / name, LSTOPO)
-    assert hwloc.lstopo() == hwloc.Lstopo(str(bare / name))
+def test_one_on_the_path(bare: Programs, tmp_path: Path, name: str) -> None:
+    bare.write(name, "echo lstopo 2.9.0")
+    assert hwloc.lstopo() == hwloc.Lstopo(str(bare.folder / name))
     assert not (tmp_path / "apt").exists()
 
 
-def test_root_installs_it(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_installs_it(bare: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert hwloc.lstopo() == hwloc.Lstopo(str(bare / "lstopo"))
+    assert hwloc.lstopo() == hwloc.Lstopo(str(bare.folder / "lstopo"))
     assert [line.split()[2] for line in said_to_apt(tmp_path)] == ["update", "install"]
     assert said_to_apt(tmp_path)[-1].endswith(" hwloc-nox")
 
 
-def test_others_unpack_it_once(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_unpack_it_once(bare: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found = hwloc.lstopo()
     folder = tmp_path / "cache" / "hwloc-nox"
@@ -84,30 +77,30 @@ def test_others_unpack_it_once(bare: Path, tmp_path: Path, monkeypatch: pytest.M
     assert found.environment == {"LD_LIBRARY_PATH": str(folder / "usr/lib/x86_64-linux-gnu")}
     before = said_to_apt(tmp_path)
     assert all("Debug::NoLocking=1" in line and "Dir::State::Lists=" in line for line in before)
-    (bare / "apt-get").unlink()
+    (bare.folder / "apt-get").unlink()
     assert hwloc.lstopo() == found
     assert said_to_apt(tmp_path) == before
 
 
-def test_what_apt_says_reaches_the_user(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_apt_says_reaches_the_user(bare: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    program(bare / "apt-get", "#!/bin/sh\necho E: no such package >&2\nexit 100\n")
+    bare.write("apt-get", "echo E: no such package >&2\nexit 100")
     with pytest.raises(ToolError, match="E: no such package"):
         hwloc.lstopo()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_package_without_the_program(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_the_program(bare: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    program(bare / "dpkg-deb", "#!/bin/sh\n")
+    bare.write("dpkg-deb", "")
     with pytest.raises(ToolError, match="holds no lstopo"):
         hwloc.lstopo()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_without_apt(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_apt(bare: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    (bare / "apt-get").unlink()
+    (bare.folder / "apt-get").unlink()
     with pytest.raises(ToolError, match="no apt-get here"):
         debian.install(["hwloc-nox"])
 
