@@ -20,6 +20,8 @@ CODES = frozenset(
         "gpu-virtual-functions",
         "gpu-without-function",
         "link-width-differs",
+        "mig-capability-missing",
+        "mig-instance-incomplete",
         "mig-mode-pending",
         "minor-differs",
         "no-gpu",

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from discovery import errors, findings, model, nvml, sysfs, system
+from discovery import capabilities, errors, findings, mig, model, nvml, sysfs, system
 from discovery.address import PciAddress
 
 NVIDIA_DRIVER = "nvidia"
@@ -106,10 +106,12 @@ class GpuReader:
     def reading(self, where: PciAddress, driver: str | None) -> model.GpuReading:
         """The state of a GPU, read with the least effort."""
         verdict = self._judge(where, driver)
-        fabric = None
+        fabric = partitions = None
         if verdict.state is model.GpuState.READY:
             with contextlib.suppress(errors.SourceError):  # a probe says why
                 fabric = self._session.fabric_state(where)
+            with contextlib.suppress(errors.SourceError):
+                partitions = self._partitions(where)
         return model.GpuReading(
             address=where,
             state=verdict.state,
@@ -117,6 +119,7 @@ class GpuReader:
             driver=driver,
             uuid=verdict.identity.uuid,
             fabric=fabric,
+            mig=partitions,
         )
 
     def sample(self, where: PciAddress) -> model.GpuSample:
@@ -163,29 +166,71 @@ class GpuReader:
         facts = nvml.Facts()
         if verdict.state is model.GpuState.READY:
             try:
-                facts = self._session.facts(where, self._found, functions=self._functions)
+                facts = self._session.facts(where, self._found, identity=verdict.identity, functions=self._functions)
             except errors.SourceError as err:
                 self._seen.add(err.kind)
                 verdict = _unusable(err, verdict.identity)
         if verdict.state is not model.GpuState.READY:
             self._found.warning("gpu-not-ready", where, f"{verdict.state}: {verdict.reason}")
         self._compare(pci, verdict.identity, facts, told)
+        minor = told.minor if facts.minor is None else facts.minor
         return model.Gpu(
             pci=pci,
             state=verdict.state,
             state_reason=verdict.reason,
             uuid=verdict.identity.uuid or told.uuid,
-            minor=told.minor if facts.minor is None else facts.minor,
+            minor=minor,
             product=verdict.identity.product,
             architecture=facts.architecture,
             compute_capability=facts.compute_capability,
             memory_bytes=verdict.identity.memory_bytes,
             multiprocessors=facts.multiprocessors,
             mig_mode=facts.mig_mode,
+            mig_profiles=facts.mig_profiles,
+            mig_instances=self._with_nodes(where, minor, facts.mig_instances),
             nvlinks=facts.nvlinks,
             fabric=facts.fabric,
             c2c=facts.c2c,
             memory_numa_node=told.memory_node,
+        )
+
+    def _partitions(self, where: PciAddress) -> str | None:
+        """A text that changes with the MIG mode of a GPU and with its instances. A compute instance is told by its number alone;
+        a GPU instance may be another one of the same number, so what it is stands beside it where this user may ask.
+        """
+        mode = self._session.mig_of(where).mode()
+        if mode is None:
+            return None
+        text = f"{mode.current:d}{mode.pending:d}"
+        minor = self._session.minor(where) if mode.current else None
+        for number, computes in (
+            {} if minor is None else capabilities.instances(self._files, minor, self._found)
+        ).items():
+            place = ""
+            with contextlib.suppress(errors.SourceError):
+                place = self._session.mig_of(where).place_of(number)
+            text += f" {number}:{place}:{','.join(map(str, computes))}"
+        return text
+
+    def _with_nodes(
+        self, where: PciAddress, minor: int | None, instances: tuple[mig.MigInstance, ...] | None
+    ) -> tuple[mig.MigInstance, ...] | None:
+        """Instances with their capability nodes; those that nobody can use as they are, are a Finding."""
+        if instances is None:
+            return None
+        for each in instances:
+            if not each.whole:
+                self._found.warning(
+                    "mig-instance-incomplete",
+                    where,
+                    f"its GPU instance {each.gpu_instance} (profile {each.profile_id}, from memory slice "
+                    f"{each.placement.start}) has not exactly one compute instance that takes all of it, and is not offered",
+                )
+        return tuple(
+            replace(each, nodes=capabilities.nodes(self._files, minor, each, self._found, subject=where))
+            if each.whole and minor is not None
+            else each
+            for each in instances
         )
 
     def _judge(self, where: PciAddress, driver: str | None) -> Verdict:

@@ -458,6 +458,8 @@ class GpuReading:
     uuid: str | None = None
     fabric: str | None = None
     """How far its registration with the GPU fabric is, which goes on for a while after the driver is there."""
+    mig: str | None = None
+    """A text that is another one whenever its MIG mode or its instances are; None where it has no MIG, or does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

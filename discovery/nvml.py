@@ -11,6 +11,7 @@ persistence mode on, closing would shut the GPUs down and opening wake them for 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from discovery import address, errors, findings, model, nvmllibrary, nvmlnumbers
+from discovery import address, errors, findings, mig, model, nvmllibrary, nvmlmig, nvmlnumbers
 from discovery.address import PciAddress
 
 _T = TypeVar("_T")
@@ -68,6 +69,8 @@ class Facts:
     compute_capability: tuple[int, int] | None = None
     multiprocessors: int | None = None
     mig_mode: model.MigMode | None = None
+    mig_profiles: tuple[mig.MigProfile, ...] = ()
+    mig_instances: tuple[mig.MigInstance, ...] | None = None
     nvlinks: tuple[model.NvLink, ...] = ()
     fabric: model.Fabric | None = None
     c2c: bool | None = None
@@ -86,6 +89,7 @@ class Nvml:
         self._driver_root = driver_root
         self._pynvml: Any = None
         self._handles: dict[PciAddress, Any] = {}
+        self._mig = nvmlmig.Reader()
 
     def __enter__(self) -> Self:
         self.open()
@@ -162,11 +166,17 @@ class Nvml:
         )
 
     def facts(
-        self, where: PciAddress, found: findings.Findings, *, functions: Functions = MappingProxyType({})
+        self,
+        where: PciAddress,
+        found: findings.Findings,
+        *,
+        identity: Identity,
+        functions: Functions = MappingProxyType({}),
     ) -> Facts:
         """Everything else about a GPU. What cannot be read is a Finding; raises SourceError when the GPU is gone.
 
-        `functions`: the GPUs and NVSwitches of this machine. What an NVLink is that ends in one of them is not asked.
+        `functions`: the GPUs and NVSwitches of this machine. What an NVLink is that ends in one of them is not asked. Of
+        `mig_instances` the capability nodes are left to whoever reads files.
         """
 
         def ask(function: str, *arguments: object) -> Any:
@@ -176,14 +186,19 @@ class Nvml:
         cores = ask("nvmlDeviceGetNumGpuCores")
         each = nvmlnumbers.CORES_PER_MULTIPROCESSOR.get(capability)
         architecture = ask("nvmlDeviceGetArchitecture")
-        mig = ask("nvmlDeviceGetMigMode")
+        mode = self._noted(where, found, lambda: self.mig_of(where).mode())
+        profiles, instances = self._mig.read(
+            self.mig_of(where), mode, identity.uuid, identity.memory_bytes, functools.partial(self._noted, where, found)
+        )
         c2c = ask("nvmlDeviceGetC2cModeInfoV")
         return Facts(
             minor=ask("nvmlDeviceGetMinorNumber"),
             architecture=nvmlnumbers.ARCHITECTURES.get(architecture),
             compute_capability=capability,
             multiprocessors=cores // each if cores and each and cores % each == 0 else None,
-            mig_mode=None if mig is None else model.MigMode(current=bool(mig[0]), pending=bool(mig[1])),
+            mig_mode=mode,
+            mig_profiles=profiles,
+            mig_instances=instances,
             nvlinks=self._noted(where, found, lambda: self._nvlinks(where, architecture, functions, found)) or (),
             fabric=self._noted(where, found, lambda: self._fabric(where, found)),
             c2c=None if c2c is None else bool(c2c.isC2cEnabled),
@@ -194,6 +209,18 @@ class Nvml:
         """How far its registration with the GPU fabric is. Raises SourceError."""
         info = self._fabric_info(where)
         return None if info is None else nvmlnumbers.FABRIC_STATES.get(info.state)
+
+    def mig_of(self, where: PciAddress) -> nvmlmig.MigGpu:
+        """The MIG of a GPU, good until its mode is changed. Raises SourceError when there is no such GPU."""
+        return nvmlmig.MigGpu(self._pynvml, self._handle(where))
+
+    def minor(self, where: PciAddress) -> int | None:
+        """The number in /dev/nvidia<minor>. Raises SourceError."""
+        return self._of(where, "nvmlDeviceGetMinorNumber")  # type: ignore[no-any-return]
+
+    def forget(self, where: PciAddress) -> None:
+        """Ask for the handle of a GPU anew: a change of the MIG mode may have made it invalid (nvmlDeviceSetMigMode)."""
+        self._handles.pop(where, None)
 
     def sample(self, where: PciAddress) -> model.GpuSample:
         """How busy a GPU is. Raises SourceError when it is gone."""

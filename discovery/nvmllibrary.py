@@ -57,6 +57,11 @@ def ask(pynvml: Any, function: str, *arguments: object) -> Any:
         raise errors.SourceError("nvml", errors.MALFORMED, f"{function} answered bytes that are no text") from err
 
 
+def error(pynvml: Any, function: str, status: int) -> errors.SourceError:
+    """The error for a status that a function gave as an answer."""
+    return errors.SourceError("nvml", _kind(pynvml, status), f"{function}: {_said(pynvml, pynvml.NVMLError(status))}")
+
+
 def _kind(pynvml: Any, status: int) -> str:
     """NVML's own name of an error; the numbers stand in nvmlReturn_t."""
     names = (str(name) for name, value in vars(pynvml).items() if value == status and name.startswith("NVML_ERROR_"))

@@ -34,6 +34,16 @@ _NVLINK_OF_ARCHITECTURE = {4: 1, 5: 2, 6: 2, 7: 3, 9: 4, 10: 5, 13: 6}
 REMOTE_KINDS = {0: model.RemoteKind.GPU, 1: model.RemoteKind.CPU, 2: model.RemoteKind.SWITCH}
 FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 
+COMPUTE_OF_SLICES = {1: 0x0, 2: 0x1, 3: 0x2, 4: 0x3, 6: 0x6, 7: 0x4, 8: 0x5}
+"""NVML_COMPUTE_INSTANCE_PROFILE_<n>_SLICE by n. NVML describes compute instances only where there is a GPU instance; that this
+one takes all of it is verified when one is made."""
+
+_PROFILE_SUFFIXES = {
+    0x7: "+me", 0x8: "+me", 0xF: "+me.all", 0x10: "+me.all", 0xD: "-me", 0xE: "-me",
+    0xA: "+gfx", 0xB: "+gfx", 0xC: "+gfx", 0x11: "+gfx",
+}  # fmt: skip
+"""By NVML_GPU_INSTANCE_PROFILE_*: REV1 `+me`, ALL_ME `+me.all`, NO_ME `-me`, GFX `+gfx`; REV2 (twice the memory) has none."""
+
 
 def nvlink_generation(number: int | None, architecture: int | None) -> int | None:
     """The generation of a GPU's NVLinks; None where the number does not tell it, or says what this architecture has not."""
@@ -42,3 +52,11 @@ def nvlink_generation(number: int | None, architecture: int | None) -> int | Non
         own = _NVLINK_OF_ARCHITECTURE[architecture]
         return own if own in meanings else None
     return meanings[0] if len(meanings) == 1 else None
+
+
+def profile_name(number: int, slices: int, *, part_bytes: int, whole_bytes: int) -> str:
+    """The name of a GPU instance profile, for drivers that tell none, as go-nvlib composes it (mig_profile.go): the memory is
+    that of the instance in eighths of the GPU, rounded up, of its GiB, rounded up.
+    """
+    eighths, gibibytes = -(-part_bytes * 8 // whole_bytes), -(-whole_bytes // (1 << 30))
+    return f"{slices}g.{(eighths * gibibytes + 4) // 8}gb{_PROFILE_SUFFIXES.get(number, '')}"

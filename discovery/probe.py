@@ -124,7 +124,9 @@ class Machine:
                 if function.kind is pci.Kind.GPU
             )
         lines = [f"{at.address} {at.kind.value} {at.path} {drivers[at.address]}" for at in functions]
-        lines += [f"{reading.address} {reading.state} {reading.uuid} {reading.fabric}" for reading in readings]
+        lines += [
+            f"{reading.address} {reading.state} {reading.uuid} {reading.fabric} {reading.mig}" for reading in readings
+        ]
         lines.append(f"driver {system.nvidia_module_version(self._files, found)}")
         text = "\n".join(lines).encode()
         net = endpoints.class_devices(self._files, "net", found)

@@ -32,7 +32,7 @@ def sessions_end() -> Iterator[None]:
 def facts(fake: FakeGpu, *missing: str) -> tuple[nvml.Facts, list[str]]:
     found = findings.Findings()
     with nvml.Nvml(FakeLibrary(fake, missing=missing)) as session:
-        return session.facts(ONE, found), [finding.code for finding in found.result()]
+        return session.facts(ONE, found, identity=session.identity(ONE)), [finding.code for finding in found.result()]
 
 
 def test_sessions_are_counted_and_closed_twice_without_harm() -> None:
