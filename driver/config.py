@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from discovery.address import PciAddress
+from driver.sharing import rules
 
 
 class NumaNodeForm(StrEnum):
@@ -81,6 +82,8 @@ class AgentConfig:
 
     publish: PublishConfig = field(default_factory=PublishConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
+    sharing: tuple[rules.Rule, ...] = ()
+    """Section `sharing`: the first rule that matches a GPU wins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ made from the same models is published in docs/configuration.schema.json.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,10 +18,66 @@ from discovery import address, document, strict
 from discovery.errors import DocumentError
 from driver import config
 from driver.errors import ConfigError
+from driver.sharing import globs, hiding, rules
 
 KIND = "AgentConfig"
 PATH_MAX = 4095
 """What the kernel takes as a path (limits.h)."""
+
+RULES_MAX = 100
+PROFILES_MAX = 32
+PRODUCT_MAX = 96
+"""NVML gives no longer name (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+
+PROFILE_MAX = 64
+NUMA_MAX = 1023
+"""The kernel has no higher node (CONFIG_NODES_SHIFT is at most 10)."""
+
+COUNT_MAX = 1024
+UUID_PATTERN = r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+
+
+def _is_something(value: object) -> object:
+    if value is None:
+        raise ValueError("must not be null: give a value, or leave it out")
+    return value
+
+
+def _is_a_uuid(value: str) -> str:
+    if re.fullmatch(UUID_PATTERN, value) is None:
+        raise ValueError(f"{value[:64]!r} is not the UUID of a GPU, as nvidia-smi -L prints it (GPU-...)")
+    return value
+
+
+def _is_a_pattern(value: str) -> str:
+    globs.check(value)
+    return value
+
+
+def _is_a_short_list(value: object) -> object:
+    if value == []:
+        raise ValueError("must not be empty: leave it out where every profile is offered")
+    if isinstance(value, list) and len(value) > PROFILES_MAX:
+        raise ValueError(f"has more than {PROFILES_MAX} patterns")
+    return value
+
+
+def _is_not_too_long(value: object) -> object:
+    if isinstance(value, list) and len(value) > RULES_MAX:
+        raise ValueError(f"has more than {RULES_MAX} rules")
+    return value
+
+
+_NOT_NULL = pydantic.BeforeValidator(_is_something)
+
+Pattern = Annotated[str, pydantic.Field(min_length=1), pydantic.AfterValidator(_is_a_pattern)]
+Profiles = Annotated[
+    tuple[Annotated[Pattern, pydantic.Field(max_length=PROFILE_MAX)], ...],
+    pydantic.Field(strict=False, json_schema_extra={"minItems": 1, "maxItems": PROFILES_MAX}),
+]
+Uuid = Annotated[
+    str, pydantic.AfterValidator(_is_a_uuid), pydantic.Field(json_schema_extra={"pattern": f"^{UUID_PATTERN}$"})
+]
 
 
 class Publish(strict.Section):
@@ -49,6 +107,41 @@ class Topology(strict.Section):
         return value
 
 
+class Match(strict.Section):
+    """The GPUs that a rule is for: all that is given must hold. Without anything, every GPU."""
+
+    address: Annotated[strict.Address | None, _NOT_NULL] = None
+    """PCI address of the GPU, such as 0000:1b:00.0."""
+
+    uuid: Annotated[Uuid | None, _NOT_NULL] = None
+    """UUID of the GPU, as `nvidia-smi -L` prints it."""
+
+    product: Annotated[Annotated[Pattern, pydantic.Field(max_length=PRODUCT_MAX)] | None, _NOT_NULL] = None
+    """Pattern of the product name with `*`, `?` and `[...]`: `*H100*`."""
+
+    numa_node: Annotated[Annotated[int, pydantic.Field(ge=0, le=NUMA_MAX)] | None, _NOT_NULL] = None
+    """The NUMA node of the GPU."""
+
+    count: Annotated[Annotated[int, pydantic.Field(ge=1, le=COUNT_MAX)] | None, _NOT_NULL] = None
+    """Only the first so many by PCI address, of those that no earlier rule took."""
+
+
+class SharingRule(strict.Section):
+    """How some GPUs are shared."""
+
+    match: Annotated[Match | None, _NOT_NULL] = None
+    """Which GPUs the rule is for; without it, all that no earlier rule took."""
+
+    mode: Literal["exclusive", "mig-static", "mig-dynamic"]
+    """exclusive: the whole GPU. mig-static: MIG instances that somebody made. mig-dynamic: the whole, or instances made at need."""
+
+    fallback: Literal["whole", "none"] = "whole"
+    """What is offered of a mig-dynamic GPU where the API server drops the fields that its parts need: whole GPU, or none."""
+
+    profiles: Annotated[Profiles | None, _NOT_NULL, pydantic.BeforeValidator(_is_a_short_list)] = None
+    """Patterns of the MIG profiles that are offered of a mig-dynamic GPU: `1g.*`; without it, all."""
+
+
 class AgentConfig(strict.Section):
     """Configuration of the Nearfield agent."""
 
@@ -56,15 +149,12 @@ class AgentConfig(strict.Section):
     kind: Literal["AgentConfig"]
     publish: Publish = Publish()
     topology: Topology = Topology()
-    sharing: Annotated[tuple[Any, ...], pydantic.Field(max_length=0, strict=False)] = ()
-    """Must be empty: this version shares no GPU."""
-
-    @pydantic.field_validator("sharing", mode="before")
-    @classmethod
-    def _is_empty(cls, value: object) -> object:
-        if isinstance(value, list) and value:
-            raise ValueError("must be empty: this version has no sharing mode, every GPU is handed out whole")
-        return value
+    sharing: Annotated[
+        tuple[SharingRule, ...],
+        pydantic.BeforeValidator(_is_not_too_long),
+        pydantic.Field(strict=False, json_schema_extra={"maxItems": RULES_MAX}),
+    ] = ()
+    """Rules by which GPUs are shared: the first that matches a GPU wins, and a GPU without one is handed out whole."""
 
 
 def load(path: Path) -> config.AgentConfig:
@@ -83,24 +173,64 @@ def parse(source: document.Document, *, folder: Path) -> config.AgentConfig:
         read = strict.validate(AgentConfig, source)
     except DocumentError as err:
         raise ConfigError(str(err)) from err
-    rails: dict[address.PciAddress, int] = {}
-    twice: list[str] = []
-    for index, entry in enumerate(read.topology.rails):
-        nic = address.parse(entry.nic)
-        if nic in rails:
-            twice.append(
-                f"{source.where(('topology', 'rails', index, 'nic'))}: {nic} has a rail already ({rails[nic]})"
-            )
-        rails.setdefault(nic, entry.rail)
-    if twice:
-        raise ConfigError("\n".join(twice))
+    rails, problems = _rails(read.topology, source)
+    sharing = tuple(map(_rule, read.sharing))
+    problems += _sharing_problems(sharing, source)
+    if problems:
+        raise ConfigError(document.listed(source.name, problems))
     overlay_file = folder / read.topology.overlay_file if read.topology.overlay_file else None
     return config.AgentConfig(
         publish=config.PublishConfig(
             numa_node=config.NumaNodeForm(read.publish.numa_node), pcie_switches=read.publish.pcie_switches
         ),
         topology=config.TopologyConfig(overlay_file=overlay_file, rails=rails),
+        sharing=sharing,
     )
+
+
+def _rails(topology: Topology, source: document.Document) -> tuple[dict[address.PciAddress, int], list[str]]:
+    """The rails, and those that are given to a NIC a second time."""
+    rails: dict[address.PciAddress, int] = {}
+    problems: list[str] = []
+    for index, entry in enumerate(topology.rails):
+        nic = address.parse(entry.nic)
+        if nic in rails:
+            problems.append(
+                f"{source.where(('topology', 'rails', index, 'nic'))}: {nic} has a rail already ({rails[nic]})"
+            )
+        rails.setdefault(nic, entry.rail)
+    return rails, problems
+
+
+def _rule(read: SharingRule) -> rules.Rule:
+    match = read.match if read.match is not None else Match()
+    return rules.Rule(
+        match=rules.Match(
+            address=None if match.address is None else address.parse(match.address),
+            uuid=match.uuid,
+            product=match.product,
+            numa_node=match.numa_node,
+            count=match.count,
+        ),
+        mode=rules.Mode(read.mode),
+        fallback=rules.Fallback(read.fallback),
+        profiles=read.profiles or (),
+    )
+
+
+def _sharing_problems(sharing: Sequence[rules.Rule], source: document.Document) -> list[str]:
+    """What rules say that cannot be meant."""
+    problems = [
+        f"{source.where(('sharing', index, 'profiles'))}: only mode mig-dynamic makes instances of profiles, not {rule.mode}"
+        for index, rule in enumerate(sharing)
+        if rule.profiles and rule.mode is not rules.Mode.MIG_DYNAMIC
+    ]
+    problems += [
+        f"{source.where(('sharing', index))}: has no effect: every GPU that it matches is taken by sharing[{before}] (line"
+        f" {source.line(('sharing', before))}) before it; put it in front of that, or remove it"
+        for index, before in hiding.hidden(sharing)
+    ]
+    return problems
 
 
 def to_json(effective: config.AgentConfig) -> dict[str, object]:
@@ -116,8 +246,23 @@ def to_json(effective: config.AgentConfig) -> dict[str, object]:
             "overlayFile": str(effective.topology.overlay_file or ""),
             "rails": [{"nic": str(nic), "rail": rail} for nic, rail in sorted(effective.topology.rails.items())],
         },
-        "sharing": [],
+        "sharing": [_rule_to_json(rule) for rule in effective.sharing],
     }
+
+
+def _rule_to_json(rule: rules.Rule) -> dict[str, object]:
+    match = {
+        "address": None if rule.match.address is None else str(rule.match.address),
+        "uuid": rule.match.uuid,
+        "product": rule.match.product,
+        "numaNode": rule.match.numa_node,
+        "count": rule.match.count,
+    }
+    return {
+        "match": {name: value for name, value in match.items() if value is not None},
+        "mode": rule.mode.value,
+        "fallback": rule.fallback.value,
+    } | ({"profiles": list(rule.profiles)} if rule.profiles else {})
 
 
 def json_schema() -> dict[str, Any]:

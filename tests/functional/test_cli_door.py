@@ -215,7 +215,7 @@ def test_config_check_names_every_problem() -> None:
     done = nearfield("config", "check", "-", stdin=HEAD + "publsh: 1\nsharing: [{}]\n")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        "Error: standard input:4: sharing: must be empty: this version has no sharing mode, every GPU is handed out whole",
+        "Error: standard input:4: sharing[0].mode: missing",
         "standard input:3: publsh: unknown key; did you mean publish?",
     ]
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from discovery import address, document, strict
 from driver import config, configfile
 from driver.errors import ConfigError
+from driver.sharing import hiding, rules
 
 ROOT = Path(__file__).parents[4]
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
@@ -93,7 +94,7 @@ def test_every_value_can_differ_from_its_default() -> None:
         ),
         (
             HEAD + "sharing:\n- {}\n",
-            ["c.yaml:3: sharing: must be empty: this version has no sharing mode, every GPU is handed out whole"],
+            ["c.yaml:4: sharing[0].mode: missing"],
         ),
         (
             HEAD
@@ -153,6 +154,21 @@ ADDRESSES = st.builds(
     address.PciAddress, st.integers(0, 0xFFFFFFFF), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7)
 )
 
+RULES = st.builds(
+    rules.Rule,
+    match=st.builds(
+        rules.Match,
+        address=st.none() | ADDRESSES,
+        uuid=st.none() | st.just("GPU-9c4f1b7e-0000-1111-2222-0123456789ab"),
+        product=st.none() | st.sampled_from(("*H100*", "NVIDIA [AH]*", "?*")),
+        numa_node=st.none() | st.integers(0, configfile.NUMA_MAX),
+        count=st.none() | st.integers(1, configfile.COUNT_MAX),
+    ),
+    mode=st.just(rules.Mode.MIG_DYNAMIC),
+    fallback=st.sampled_from(rules.Fallback),
+    profiles=st.lists(st.sampled_from(("1g.*", "3g.40gb+me")), max_size=2).map(tuple),
+)
+
 
 @settings(max_examples=50)
 @given(
@@ -166,6 +182,7 @@ ADDRESSES = st.builds(
             overlay_file=st.sampled_from((None, Path("o.yaml"), Path("/etc/o.xml"))),
             rails=st.dictionaries(ADDRESSES, st.integers(0, strict.RAIL_MAX), max_size=4),
         ),
+        sharing=st.lists(RULES, max_size=3).filter(lambda rules: not list(hiding.hidden(rules))).map(tuple),
     )
 )
 def test_the_effective_configuration_reads_back_as_itself(effective: config.AgentConfig) -> None:
