@@ -14,7 +14,7 @@ from driver.app.parts import Parts
 from driver.errors import ConfigError, DriverError
 from driver.kube import client
 from driver.observe import http, pages
-from driver.publish import devices, publisher, wanted
+from driver.publish import aim, devices, publisher, wanted
 from driver.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Outside:
         for server in self._servers:
             server.stop()
 
-    def _wanted(self) -> wanted.Wanted:
+    def _wanted(self, _held: aim.Holders) -> wanted.Wanted:
         """What should be offered, from the newest Snapshot."""
         known = self._parts.readings.state()
         return wanted.from_snapshot(known.snapshot, options=self._options, why_not=known.error or "")

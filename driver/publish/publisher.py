@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from driver import errors
-from driver.publish import held, mirror, node, pacing, reconciler, rivals, slices, wanted, writer
+from driver.publish import aim, held, mirror, node, notices, pacing, reconciler, rivals, slices, wanted, writer
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +33,21 @@ class Publisher:
         *,
         driver_name: str,
         node_name: str,
-        wanted_now: Callable[[], wanted.Wanted],
+        wanted_now: Callable[[aim.Holders], wanted.Wanted],
         may_write: Callable[[], bool],
         holders: Callable[[], Collection[str]],
         store: reconciler.PublishedStore,
-        events: reconciler.NodeEvents,
+        events: notices.NodeEvents,
         observer: writer.WriteObserver,
         listed: Callable[[], None] = lambda: None,
+        waits: Callable[[], bool] = lambda: False,
         allow_coexistence: bool = False,
         timing: pacing.Timing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wanted_now`: what should be offered. `may_write`: whether this instance leads. `holders`: names of the devices
+        """`wanted_now`: what should be offered; it is told whom to ask who has some devices. `may_write`: whether this instance leads. `holders`: names of the devices
         that the record of prepared claims names; may raise RecordError. `listed`: called when `state` has other devices.
+        `waits`: whether a change of policy waits for devices to be let go.
         """
         self._place = slices.Place(driver_name=driver_name, node_name=node_name)
         self._questions = reconciler.Questions(wanted_now=wanted_now, may_write=may_write, holders=holders)
@@ -53,6 +55,7 @@ class Publisher:
         self._events = events
         self._observer = observer
         self._listed = listed
+        self._waits = waits
         self._allow_coexistence = allow_coexistence
         self._timing = timing if timing is not None else pacing.Timing()
         self._clock = clock
@@ -61,6 +64,7 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._mirror: mirror.Mirror | None = None
         self._reconciler: reconciler.Reconciler | None = None
+        self._aiming: aim.Aiming | None = None
         self._state = PublishState(reason="The API server has not been reached yet")
 
     def start(self, api: PublishApi) -> None:
@@ -70,26 +74,35 @@ class Publisher:
             burst=self._timing.writes_at_once, refill_s=self._timing.write_every_s, clock=self._clock
         )
         facts = node.NodeFacts(api, name=self._place.node_name, clock=self._clock)
+        writing = writer.Writer(api, known, may_write=self._questions.may_write, budget=budget, observer=self._observer)
+        telling = notices.Notices(self._events, driver_name=self._place.driver_name)
+        aiming = aim.Aiming(
+            place=self._place,
+            recorded=self._questions.holders,
+            holding=self._holding(api),
+            changing=self._holding(api),
+            facts=facts,
+            in_the_way=None
+            if self._allow_coexistence
+            else rivals.Rivals(facts, quiet_s=self._timing.quiet_after_conflict_s, clock=self._clock),
+            writing=writing,
+            telling=telling,
+            clock=self._clock,
+        )
         worker = reconciler.Reconciler(
             place=self._place,
             questions=self._questions,
             known=known,
             facts=facts,
-            in_the_way=None
-            if self._allow_coexistence
-            else rivals.Rivals(facts, quiet_s=self._timing.quiet_after_conflict_s, clock=self._clock),
-            holding=held.HeldDevices(
-                api, driver_name=self._place.driver_name, pool=self._place.node_name, clock=self._clock
-            ),
-            writing=writer.Writer(
-                api, known, may_write=self._questions.may_write, budget=budget, observer=self._observer
-            ),
+            aiming=aiming,
+            writing=writing,
             budget=budget,
             store=self._store,
-            events=self._events,
+            telling=telling,
             timing=self._timing,
             clock=self._clock,
         )
+        self._aiming = aiming
         self._mirror, self._reconciler = known, worker
         self._thread = threading.Thread(target=self._run, args=(worker,), name="publisher", daemon=True)
         known.start()
@@ -111,15 +124,18 @@ class Publisher:
         self._wake.set()
 
     def released(self) -> None:
-        """A claim let go of its devices: look again if that may free one that is missing. Every Unprepare comes by, and a look
-        costs more than it.
+        """A claim let go of its devices: look again if somebody waits for that. Every Unprepare comes by, and a look costs more
+        than it.
         """
-        if self._reconciler is not None and self._reconciler.missing:
+        if (self._aiming is not None and self._aiming.watching) or self._waits():
             self.notify()
 
     def state(self) -> PublishState:
         """How things stand."""
         return self._state
+
+    def _holding(self, api: PublishApi) -> held.HeldDevices:
+        return held.HeldDevices(api, driver_name=self._place.driver_name, pool=self._place.node_name, clock=self._clock)
 
     def _run(self, worker: reconciler.Reconciler) -> None:
         last_door = pacing.Backoff(first_s=1.0, most_s=60.0)

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One look at everything: what should stand on the server, what does, and the writes between. No thread of its own.
+"""One look at everything: what should stand on the server (`aim`), what does, and the writes between. No thread of its own.
 
 - What is published is in the record first, so that a device that vanishes is remembered over a restart (`absent`).
 - Nothing is sent that our own validator objects to, and no write is made without leadership.
 - A repair is due at once, and slows down only against somebody who undoes it again and again.
-- Beside another driver that offers our GPUs nothing is offered; what a claim holds stays listed, as absent.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from discovery import model
 from discovery.address import PciAddress
 from driver import errors
-from driver.publish import absent, devices, held, limits, mirror, node, pacing, rivals, slices, wanted, writer
+from driver.publish import absent, aim, devices, limits, mirror, node, notices, pacing, slices, wanted, writer
+from driver.sharing import rules
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +44,13 @@ class PublishedStore(Protocol):
         """Keep it durably."""
 
 
-class NodeEvents(Protocol):
-    """Who tells people by Events on the Node."""
-
-    def node(self, *, reason: str, message: str, warning: bool = True) -> None:
-        """Say something about this Node."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """What is asked of the rest of the agent at every look. `holders` may raise RecordError."""
+    """What is asked of the rest of the agent at every look. `wanted_now` is told whom to ask who has some published devices, as
+    a policy changes only where nobody has. It and `holders` may raise RecordError.
+    """
 
-    wanted_now: Callable[[], wanted.Wanted]
+    wanted_now: Callable[[aim.Holders], wanted.Wanted]
     may_write: Callable[[], bool]
     holders: Callable[[], Collection[str]]
 
@@ -76,21 +71,16 @@ class PublishState:
     findings: tuple[model.Finding, ...] = ()
 
     @property
+    def vanished(self) -> frozenset[str]:
+        """Names of the MIG instances that somebody made and that are not there any more."""
+        return frozenset(
+            device.name for device in self.devices if device.absent and device.mode is rules.Mode.MIG_STATIC
+        )
+
+    @property
     def addresses(self) -> Mapping[str, PciAddress]:
         """Device name -> address."""
         return {device.name: device.address for device in self.devices}
-
-
-@dataclass(slots=True)
-class _Aim:
-    """What should stand on the server: `listed` None for no slice at all."""
-
-    ready: tuple[devices.Device, ...] = ()
-    listed: tuple[devices.Device, ...] | None = None
-    reason: str | None = None
-    findings: list[model.Finding] = field(default_factory=list)
-    again_s: float | None = None
-    """When to look again even if nothing changes."""
 
 
 Looked = tuple[PublishState, float | None]
@@ -107,12 +97,11 @@ class Reconciler:
         questions: Questions,
         known: mirror.Mirror,
         facts: node.NodeFacts,
-        holding: held.HeldDevices,
+        aiming: aim.Aiming,
         writing: writer.Writer,
         budget: pacing.WriteBudget,
         store: PublishedStore,
-        events: NodeEvents,
-        in_the_way: rivals.Rivals | None,
+        telling: notices.Notices,
         timing: pacing.Timing,
         clock: Callable[[], float],
     ) -> None:
@@ -120,27 +109,23 @@ class Reconciler:
         self._ask = questions
         self._mirror = known
         self._facts = facts
-        self._rivals = in_the_way
-        self._holding = holding
+        self._aiming = aiming
         self._writing = writing
         self._budget = budget
         self._store = store
-        self._events = events
+        self._telling = telling
         self._timing = timing
         self._clock = clock
         self._last = PublishState()
-        self.missing = False
-        """Whether, at the last look, a device was missing of what is published: somebody may hold it."""
         self._published: absent.Published | None = None
         self._saved: Mapping[str, Any] = {}
         self._seen_generation = 0
         self._salt = 0
         self._names_taken = 0
-        self._written: _Aim | None = None
+        self._written: aim.Aim | None = None
         self._blocked_until = 0.0
         self._soon = pacing.Backoff(first_s=0.05, most_s=5.0)
         self._later = pacing.Backoff(first_s=1.0, most_s=60.0)
-        self._told: dict[str, str] = {}
 
     def unblock(self) -> None:
         """Try again at the next look, whatever failed before. From any thread."""
@@ -153,23 +138,24 @@ class Reconciler:
 
     def look(self) -> Looked:
         """Compare and write once. Raises RecordError."""
-        now = self._ask.wanted_now()
+        view = self._mirror.view()
+        leads = view is not None and self._ask.may_write()
+        now = self._ask.wanted_now(self._aiming.begin() if leads else _everything)
         if isinstance(now, wanted.Undecided):
             # What stood there before the start is still offered, and kubelet is to hear that its health is not known.
             self._last = replace(self._last, devices=tuple(self._load().values()))
             return self.troubled(now.reason), None
-        view = self._mirror.view()
         if view is None:
-            self._last = replace(self._last, devices=_offered(now), findings=_found(now))
+            self._last = replace(self._last, devices=wanted.offered(now), findings=wanted.findings(now))
             return self.troubled(self._mirror.trouble or "The API server has not been reached yet"), None
         ours = [body for body in view.slices if slices.is_ours(body, place=self._place)]
         self._seen_generation = max(self._seen_generation, self._writing.generation, slices.highest_generation(ours))
-        if not self._ask.may_write():
+        if not leads:
             return self._look_on(now, ours)
         if (blocked_s := self._blocked_until - self._clock()) > 0:
             return self._last, blocked_s
         try:
-            return self._pursue(self._aim(now, view), ours)
+            return self._pursue(self._aiming.look(now, view, self._load()), ours)
         except (writer.LostLeadershipError, writer.FieldsLostError):
             return self._last, 0
         except errors.ApiError as error:
@@ -183,88 +169,32 @@ class Reconciler:
         self._last = PublishState(
             ok=whole or isinstance(now, wanted.Withheld),
             reason="Another instance of the agent publishes for this node",
-            devices=_offered(now),
+            devices=wanted.offered(now),
             slices=len(newest),
             generation=highest,
-            findings=_found(now),
+            findings=wanted.findings(now),
         )
         return self._last, self._timing.unled_look_s
 
-    def _aim(self, now: wanted.Wanted, view: mirror.View) -> _Aim:
-        """What should stand on the server. Raises ApiError and RecordError."""
-        published = self._load()
-        aim = _Aim(ready=_offered(now), findings=list(_found(now)))
-        if isinstance(now, wanted.Withheld):
-            aim.reason = now.reason
-        if (reason := self._in_the_way(aim, view, published)) is not None:
-            aim.ready, aim.reason = (), reason
-        missing = absent.missing(aim.ready, published)
-        self.missing = bool(missing)
-        self._writing.meet(view.connection)
-        looked = self._holding.look(missing, self._recorded(missing))
-        if looked.trouble is not None:
-            aim.findings.append(self._finding("claims-not-listed", looked.trouble))
-        listed = absent.merge(aim.ready, published, held=looked.names)
-        aim.listed = listed if listed or aim.reason is None else None
-        if looked.names and self._writing.keeps_taints(view.connection) is False:
-            aim.listed = tuple(replace(device, absent=False) for device in listed)
-            message = self._tell_taints(looked.names)
-            aim.findings.append(self._finding("taints-not-kept", message))
-            aim.reason = aim.reason or message
-        if aim.listed and self._writing.keeps_lists(view.connection) is False:
-            scalars = tuple(devices.without_lists(device) for device in aim.listed)
-            if scalars != aim.listed:
-                message = (
-                    "This API server takes no lists for attributes, so numaNode is published as one number and pcieSwitches "
-                    "not at all; turn on DRAListTypeAttributes, or take them out of the configuration file"
-                )
-                aim.listed = scalars
-                aim.findings.append(self._finding("lists-not-kept", message))
-                aim.reason = aim.reason or message
-        rivals_s = self._rivals.again_s() if self._rivals is not None else None
-        aim.again_s = _soonest(looked.again_s, self._facts.due_s(), rivals_s)
-        return aim
-
-    def _recorded(self, missing: Collection[str]) -> Collection[str]:
-        if not missing:
-            return ()
-        try:
-            return self._ask.holders()
-        except errors.RecordError as error:
-            logger.debug("Everything that is missing counts as held: %s", error)
-            return missing
-
-    def _in_the_way(self, aim: _Aim, view: mirror.View, published: absent.Published) -> str | None:
-        """Why nothing may be published beside who else offers our GPUs."""
-        if self._rivals is None:
-            return None
-        foreign = [body for body in view.slices if not slices.is_ours(body, place=self._place)]
-        reason = self._rivals.look(foreign, ours={device.address for device in (*aim.ready, *published.values())})
-        if reason is None:
-            self._told.pop("NotPublished", None)
-            return None
-        aim.findings.append(self._finding("offered-by-another", reason))
-        self._tell("NotPublished", reason)
-        return reason
-
-    def _pursue(self, aim: _Aim, ours: list[mirror.Body]) -> Looked:
+    def _pursue(self, goal: aim.Aim, ours: list[mirror.Body]) -> Looked:
         """Write what is missing on the server. Raises what the writer raises, and RecordError."""
-        plan = self._plan(aim, ours)
+        plan = self._plan(goal, ours)
         if any(isinstance(action, slices.Create) for action in plan.actions):
             # A Node that was created anew has another UID, and the garbage collector deletes what belongs to the old one.
             self._facts.read()
-            plan = self._plan(aim, ours)
+            plan = self._plan(goal, ours)
         self._last = replace(
-            self._last, devices=aim.listed or (), findings=tuple(aim.findings), generation=self._seen_generation
+            self._last, devices=goal.listed or (), findings=tuple(goal.findings), generation=self._seen_generation
         )
+        self._writing.rehearse_counters(plan)
         if not plan.actions:
-            return self._settled(aim, len(plan.result), ours), aim.again_s
+            return self._settled(goal, len(plan.result), ours), goal.again_s
         wrong = limits.violations(plan.result)
         if wrong:
             shown = "; ".join(wrong[:3])
             return self.troubled(f"The slices were not sent, the API would refuse them: {shown}"), None
         # News of our own (a device is lost, another driver offers it too) does not wait for what somebody else made of the old.
-        news = self._written is None or aim.listed != self._written.listed
+        news = self._written is None or goal.listed != self._written.listed
         if (wait_s := self._budget.wait_s(urgent=news)) > 0:
             reason = (
                 f"The ResourceSlices of driver {self._place.driver_name} were written too often of late; the next change waits"
@@ -274,15 +204,15 @@ class Reconciler:
             )
             return self.troubled(reason), wait_s
         self._writing.rehearse(plan)
-        self._save({**(self._published or {}), **_present(aim.listed)})
+        self._save({**(self._published or {}), **_present(goal.listed)})
         self._writing.run(plan)
-        self._written = aim
+        self._written = goal
         self._names_taken = 0
         return self._last, 0
 
-    def _plan(self, aim: _Aim, ours: list[mirror.Body]) -> slices.Plan:
+    def _plan(self, goal: aim.Aim, ours: list[mirror.Body]) -> slices.Plan:
         return slices.plan(
-            aim.listed,
+            goal.listed,
             ours,
             place=replace(self._place, node_uid=self._facts.uid()),
             seen_generation=self._seen_generation,
@@ -291,17 +221,17 @@ class Reconciler:
             leave=self._writing.left,
         )
 
-    def _settled(self, aim: _Aim, count: int, ours: Sequence[mirror.Body]) -> PublishState:
+    def _settled(self, goal: aim.Aim, count: int, ours: Sequence[mirror.Body]) -> PublishState:
         """Everything stands as it should."""
         self._soon.passed()
         self._later.passed()
-        self._save(_present(aim.listed))
-        findings = list(aim.findings)
+        self._save(_present((*(goal.listed or ()), *goal.hidden)))
+        findings = list(goal.findings)
         if altered := self._writing.altered:
             message = f"The server stores fields otherwise than they were sent: {', '.join(altered[:5])}"
-            findings.append(self._finding("slices-altered", message))
+            findings.append(self._telling.finding("slices-altered", message))
         findings += self._strays(ours)
-        self._last = replace(self._last, ok=True, reason=aim.reason, slices=count, findings=tuple(findings))
+        self._last = replace(self._last, ok=True, reason=goal.reason, slices=count, findings=tuple(findings))
         return self._last
 
     def _strays(self, ours: Sequence[mirror.Body]) -> list[model.Finding]:
@@ -310,14 +240,14 @@ class Reconciler:
         """
         names = sorted(body["metadata"]["name"] for body in ours if body["metadata"].get("uid") in self._writing.left)
         if not names:
-            self._told.pop("ForeignSlices", None)
+            self._telling.over("ForeignSlices")
             return []
         message = (
             f"ResourceSlice {', '.join(names)} offers devices of driver {self._place.driver_name} on this node in a pool of"
             " another name, which nobody prepares; the agent may not delete it: delete it, and find out who made it"
         )
-        self._tell("ForeignSlices", message)
-        return [self._finding("foreign-slices", message)]
+        self._telling.tell("ForeignSlices", message)
+        return [self._telling.finding("foreign-slices", message)]
 
     def _failed(self, error: errors.ApiError) -> Looked:
         """A call failed: say why, and when to try again."""
@@ -352,44 +282,12 @@ class Reconciler:
             self._saved = body
         self._published = published
 
-    def _finding(self, code: str, message: str) -> model.Finding:
-        return model.Finding(
-            code=code, severity=model.Severity.WARNING, subject=self._place.driver_name, message=message
-        )
 
-    def _tell_taints(self, names: Collection[str]) -> str:
-        message = (
-            f"This API server keeps no device taints, so {', '.join(sorted(names))} stays offered while a claim has it; "
-            "turn on DRADeviceTaints, or drain the node"
-        )
-        self._tell("TaintsNotKept", message)
-        return message
-
-    def _tell(self, reason: str, message: str) -> None:
-        """An Event on the Node, once for the same words."""
-        if self._told.get(reason) != message:
-            self._told[reason] = message
-            self._events.node(reason=reason, message=message)
-
-
-def _offered(now: wanted.Wanted) -> tuple[devices.Device, ...]:
-    return now.offer.devices if isinstance(now, wanted.Offering) else ()
-
-
-def _found(now: wanted.Wanted) -> tuple[model.Finding, ...]:
-    match now:
-        case wanted.Offering(offer=offer):
-            return offer.findings
-        case wanted.Withheld(findings=findings):
-            return findings
-        case _:
-            return ()
+def _everything(names: frozenset[str]) -> Collection[str]:
+    """Who has what cannot be told now."""
+    return names
 
 
 def _present(listed: Sequence[devices.Device] | None) -> dict[str, devices.Device]:
     """As they are kept in the record: a device is absent or not by what is read, never by what was written."""
     return {device.name: replace(device, absent=False) for device in listed or ()}
-
-
-def _soonest(*pauses: float | None) -> float | None:
-    return min((max(0.0, pause) for pause in pauses if pause is not None), default=None)

@@ -191,6 +191,17 @@ def lost_fields(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str
     return tuple(sorted(_lost(sent.get("spec"), stored.get("spec"), "")))
 
 
+def rehearsal(body: Body) -> Body:
+    """A slice as it would be created under a name that nothing has. What is stored keeps fields that a server drops from what is
+    new (the ratchet of dropDisabledFields), so only something new tells.
+    """
+    name = body["metadata"]["name"]
+    digest = hashlib.sha256(f"rehearsal\0{name}".encode()).hexdigest()[:_HASH_DIGITS]
+    metadata = {"name": f"{name[:-_HASH_DIGITS]}{digest}"}
+    owners = body["metadata"].get("ownerReferences")
+    return {**body, "metadata": metadata | ({"ownerReferences": owners} if owners else {})}
+
+
 def _owner(place: Place) -> Body:
     if place.node_uid is None:
         return {}

@@ -61,3 +61,19 @@ def from_snapshot(
         + (f": {why}" if why else ""),
         findings=offer.findings,
     )
+
+
+def offered(now: Wanted) -> tuple[devices.Device, ...]:
+    """The devices of an answer."""
+    return now.offer.devices if isinstance(now, Offering) else ()
+
+
+def findings(now: Wanted) -> tuple[model.Finding, ...]:
+    """What was odd about it."""
+    match now:
+        case Offering(offer=offer):
+            return offer.findings
+        case Withheld(findings=found):
+            return found
+        case _:
+            return ()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries out the writes of a plan, and finds out what the server does not keep.
 
-Fields whose feature is off at the server vanish without a word, so a slice with taints or with lists for attributes is sent
+Fields whose feature is off at the server vanish without a word, so a slice with taints, counters or lists for attributes is sent
 with dryRun=All first, on every connection anew (behind one address there may be servers of two versions), and every real
 reply is compared with what was sent. Of an attribute that loses its list nothing is left, and the server refuses the slice
-for that. A difference that is no lost taint is taken note of and accepted: writing it again would not help, and would go on
-for ever.
+for that. Without counters one GPU would be given away many times: they are asked for even if nothing has to be written, and
+a slice that has lost them is deleted at once. A difference that is no lost taint is taken note of and accepted: writing it
+again would not help, and would go on for ever.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LostLeadershipError(Exception):
 
 
 class FieldsLostError(Exception):
-    """The server keeps no taints, or no lists: what should be listed has to be thought over."""
+    """The server keeps no taints, counters or lists: what should be listed has to be thought over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Writer:
         self._connection = 0
         self._taints: bool | None = None
         self._lists: bool | None = None
+        self._counters: bool | None = None
         self._accepted: dict[str, Accepted] = {}
         self._left: dict[str, str] = {}
 
@@ -100,10 +102,16 @@ class Writer:
         self.meet(connection)
         return self._lists
 
+    def keeps_counters(self, connection: int) -> bool | None:
+        """Whether the server behind a connection keeps counters and what consumes them; None: not yet tried."""
+        self.meet(connection)
+        return self._counters
+
     def meet(self, connection: int) -> None:
         """Forget what was learnt about the server behind another connection."""
         if connection != self._connection:
-            self._connection, self._taints, self._lists, self._left = connection, None, None, {}
+            self._connection, self._left = connection, {}
+            self._taints = self._lists = self._counters = None
 
     @property
     def altered(self) -> tuple[str, ...]:
@@ -119,8 +127,8 @@ class Writer:
         """Do all writes of a plan in order, after `rehearse`.
 
         Raises ApiError as soon as one fails (a slice of another pool that may not be deleted is `left`), LostLeadershipError
-        before a write that is not ours to make any more, FieldsLostError when the server turns out to keep no taints. What was
-        done stands in the mirror.
+        before a write that is not ours to make any more, FieldsLostError when the server turns out to keep no taints or counters.
+        What was done stands in the mirror.
         """
         for action in plan.actions:
             if not self._may_write():
@@ -154,6 +162,23 @@ class Writer:
             if (tainted and self._taints is None) or (listing and self._lists is None):
                 self._rehearse(action, tainted=tainted, listing=listing)
 
+    def rehearse_counters(self, plan: slices.Plan) -> None:
+        """Find out by dry runs whether the server behind this connection keeps the counters of slices that stand there or are to.
+
+        Raises FieldsLostError where it does not, ApiError where it cannot be told.
+        """
+        if self._counters is not None:
+            return
+        for counted in (_consumes, _shares):
+            body = next((body for body in plan.result if counted(body)), None)
+            if body is None:
+                continue
+            sent = slices.rehearsal(body)
+            if _lost_counters(sent, self._send(slices.Create(sent), dry_run=True)):
+                self._counters = False
+                raise FieldsLostError
+            self._counters = True
+
     def _rehearse(self, action: slices.Replace | slices.Create, *, tainted: bool, listing: frozenset[str]) -> None:
         try:
             reply = self._send(action, dry_run=True)
@@ -174,26 +199,27 @@ class Writer:
 
     def _write(self, action: slices.Action) -> None:
         if isinstance(action, slices.Delete):
-            try:
-                self._api.delete_slice(
-                    action.name, uid=action.uid, resource_version=action.resource_version or None, timeout_s=TIMEOUT_S
-                )
-            except errors.ApiError as error:
-                if error.reason is not errors.ApiReason.NOT_FOUND:
-                    raise
-            self._mirror.deleted(action.uid)
-            logger.info("ResourceSlice %s deleted", action.name)
+            self._delete(action)
             return
         stored = self._send(action, dry_run=False)
         self.generation = max(self.generation, slices.generation_of(stored))
         self._mirror.wrote(stored)
         name = stored["metadata"]["name"]
-        count = len(action.body["spec"].get("devices") or [])
-        done = "created" if isinstance(action, slices.Create) else "updated"
-        logger.info(
-            "ResourceSlice %s %s: %d devices, generation %s", name, done, count, slices.generation_of(action.body)
+        spec = action.body["spec"]
+        content = (
+            f"{len(spec['sharedCounters'])} counter sets"
+            if spec.get("sharedCounters")
+            else f"{len(spec.get('devices') or [])} devices"
         )
+        done = "created" if isinstance(action, slices.Create) else "updated"
+        logger.info("ResourceSlice %s %s: %s, generation %s", name, done, content, slices.generation_of(action.body))
         lost = slices.lost_fields(action.body, stored)
+        if _lost_counters(action.body, stored):
+            self._counters = False
+            logger.warning("ResourceSlice %s lost its counters and is deleted", name)
+            metadata = stored["metadata"]
+            self._delete(slices.Delete(name, metadata.get("uid", ""), metadata.get("resourceVersion", "")))
+            raise FieldsLostError
         if not lost:
             self._accepted.pop(name, None)
         elif _lost_taints(action.body, stored):
@@ -201,6 +227,17 @@ class Writer:
             raise FieldsLostError
         else:
             self._accepted[name] = Accepted(action.body["spec"], stored["spec"], lost)
+
+    def _delete(self, action: slices.Delete) -> None:
+        try:
+            self._api.delete_slice(
+                action.name, uid=action.uid, resource_version=action.resource_version or None, timeout_s=TIMEOUT_S
+            )
+        except errors.ApiError as error:
+            if error.reason is not errors.ApiReason.NOT_FOUND:
+                raise
+        self._mirror.deleted(action.uid)
+        logger.info("ResourceSlice %s deleted", action.name)
 
     def _send(self, action: slices.Replace | slices.Create, *, dry_run: bool) -> dict[str, Any]:
         send = self._api.create_slice if isinstance(action, slices.Create) else self._api.replace_slice
@@ -219,6 +256,21 @@ def _tainted(body: Mapping[str, Any]) -> bool:
 
 def _lost_taints(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     return _tainted(sent) and any(".taints" in field for field in slices.lost_fields(sent, stored))
+
+
+def _consumes(body: Mapping[str, Any]) -> bool:
+    return any(device.get("consumesCounters") for device in body["spec"].get("devices") or [])
+
+
+def _shares(body: Mapping[str, Any]) -> bool:
+    return bool(body["spec"].get("sharedCounters"))
+
+
+def _lost_counters(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Whether what was stored counts otherwise than what was sent. It is as bad if somebody changed the numbers as if they are gone."""
+    return (_consumes(sent) or _shares(sent)) and any(
+        "consumesCounters" in field or field.startswith("sharedCounters") for field in slices.lost_fields(sent, stored)
+    )
 
 
 def _listing(body: Mapping[str, Any]) -> frozenset[str]:

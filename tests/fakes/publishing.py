@@ -14,7 +14,7 @@ from discovery import model
 from discovery.address import HostBridge, PciAddress
 from driver import errors
 from driver.kube import access, client
-from driver.publish import devices, publisher, wanted
+from driver.publish import aim, devices, publisher, wanted
 from driver.standin import apiserver
 
 DRIVER = "gpu.nearfield.dev"
@@ -114,7 +114,7 @@ class Agent:
         self.held: Collection[str] = ()
         self.asked = 0
 
-    def wanted_now(self) -> wanted.Wanted:
+    def wanted_now(self, _held: aim.Holders) -> wanted.Wanted:
         self.asked += 1
         return self.now
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from driver import errors
-from driver.publish import pacing, publisher, wanted
+from driver.publish import aim, pacing, publisher, wanted
 from driver.standin import apiserver, apiserver_faults
 from tests.fakes import publishing
 from tests.fakes.publishing import NODE, Running, until
@@ -443,7 +443,7 @@ def test_a_field_that_the_server_changes_is_taken_note_of_once(running: Running)
 
 
 def test_an_error_of_our_own_ends_nothing(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> wanted.Wanted:
+    def broken(_held: aim.Holders) -> wanted.Wanted:
         raise KeyError("a bug")
 
     running.agent.wanted_now = broken  # type: ignore[method-assign]
