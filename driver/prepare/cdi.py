@@ -7,6 +7,10 @@ annotations with 0.6.0, which containerd has known since 1.7.14; annotation keys
 together have at most 256 KiB; a device without edits is refused; a runtime skips a file that has one unknown key.
 A runtime applies the edits of an id once for each time it is named, and a later mount, node or variable of the same name
 takes the place of the earlier one.
+
+A MIG instance is the node of its GPU and two nodes of capabilities, of the GPU instance and of its compute instance. A container
+with two instances of one GPU has the nodes of both, but CUDA uses one MIG instance in a process: the first that it finds, or
+the one whose UUID is in CUDA_VISIBLE_DEVICES (MIG User Guide, "CUDA Device Enumeration"). The UUIDs are in the variables.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from discovery import mig
 from driver.prepare import ledger
 
 CDI_VERSION = "0.6.0"
@@ -86,7 +91,7 @@ class Dialect:
         """The file of a claim, from its entry alone, so that it can be written again at any time. `columns`: the entry as
         text, where that is known already.
         """
-        text, checksum = ledger.to_document(columns or ledger.to_columns(entry))
+        text, checksum = ledger.to_document(columns or ledger.to_columns(entry), since=ledger.readable_since(entry))
         devices = {device.name: device for device in entry.devices}
         names = {
             ids[0].partition("=")[2]: devices[result.device]
@@ -102,7 +107,7 @@ class Dialect:
                         "name": name,
                         "containerEdits": {
                             "env": [f"{_variable(name)}={device.uuid}"],
-                            "deviceNodes": self._device_nodes(device.nodes),
+                            "deviceNodes": [*self._device_nodes(device.nodes), *self._capabilities(device.caps)],
                         },
                     }
                     for name, device in names.items()
@@ -156,6 +161,12 @@ class Dialect:
         if self.mock:
             return [{"path": path, "hostPath": NULL_DEVICE} for path in paths]
         return [{"path": path} for path in paths]
+
+    def _capabilities(self, caps: Sequence[mig.CapabilityNode]) -> list[dict[str, str | int]]:
+        """Type and numbers make a runtime create the node without looking for one on the host."""
+        if self.mock:
+            return [{"path": cap.path, "hostPath": NULL_DEVICE} for cap in caps]
+        return [{"path": cap.path, "type": "c", "major": cap.major, "minor": cap.minor} for cap in caps]
 
 
 def _variable(device_name: str) -> str:

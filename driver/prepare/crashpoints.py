@@ -28,6 +28,13 @@ class Point(StrEnum):
     UNPREPARE_BEFORE_COMMIT = "unprepare.before-commit"
     UNPREPARE_AFTER_COMMIT = "unprepare.after-commit"
     UNPREPARE_BEFORE_ANSWER = "unprepare.before-answer"
+    MIG_BEFORE_STARTED = "mig.before-started"
+    MIG_AFTER_STARTED = "mig.after-started"
+    MIG_MADE = "mig.made"
+    MIG_BEFORE_REMOVAL = "mig.before-removal"
+    MIG_REMOVED = "mig.removed"
+    MIG_BEFORE_RELEASING = "mig.before-releasing"
+    MIG_AFTER_RELEASING = "mig.after-releasing"
     RECOVER_MOVED_ASIDE = "recover.moved-aside"
     RECOVER_BEFORE_COMMIT = "recover.before-commit"
 

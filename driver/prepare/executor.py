@@ -66,7 +66,7 @@ class ClaimReader(Protocol):
 class DeviceIndex(Protocol):
     """Where devices are looked up."""
 
-    def find(self, name: str) -> plan.GpuDevice | plan.NotThere:
+    def find(self, name: str) -> plan.Device | plan.NotThere:
         """The device as it was last seen, or why there is none."""
 
     def look_again(self) -> None:
@@ -285,8 +285,7 @@ class Executor:
         dialect = self._node.dialect
         allocation = claims.parse_allocation(document, ref=ref, driver=dialect.driver, pool=self._node.pool)
         devices = {result.device: self._index.find(result.device) for result in allocation.results}
-        addresses = [device.address for device in devices.values() if isinstance(device, plan.GpuDevice)]
-        with self._locks.gpus(addresses, patience=call):
+        with self._locks.gpus(plan.addresses(devices.values()), patience=call):
             planned = plan.plan_prepare(
                 allocation,
                 devices=devices,

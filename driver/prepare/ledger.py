@@ -3,25 +3,32 @@
 
 One `Entry` is one row of the record and, as an annotation, part of the claim's CDI file. The names below are on disks of
 running nodes: keys are added, never renamed and never given another meaning, and a reader ignores keys that it does not
-know. `READABLE_SINCE` moves only when an older agent would hand out a device twice by reading what we write.
+know. `READABLE_SINCE` moves only when an older agent would hand out a device twice by reading what we write; where only some
+entries would make it do that, those say so themselves (`readable_since`), and nodes without them can go back a version.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from discovery import address, mig
 from driver import values
 
-VERSION = 1
+VERSION = 2
 """Version of what is written."""
 
 READABLE_SINCE = 1
 """The oldest reader that may read what is written."""
+
+PARTITIONS_SINCE = 2
+"""The oldest reader that may read an entry with a partition: an older one would give the whole GPU to another claim."""
+
+_MIG = "mig"
 
 
 class DamagedError(Exception):
@@ -45,8 +52,13 @@ class HeldDevice:
     name: str
     address: str
     uuid: str
+    """Empty in a started entry, for an instance that is still to be made."""
     nodes: tuple[str, ...]
     """Paths in the container, such as `/dev/nvidia0`."""
+    caps: tuple[mig.CapabilityNode, ...] = ()
+    """The nodes that give the right to use a MIG instance. They need not be on the host: their numbers are known."""
+    place: mig.MigPlacement | None = None
+    """The memory slices that it has of its GPU; None for the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +75,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A claim in the record. `cdi_ids` has one tuple for each result; `hardware` says what must be put back."""
+    """A claim in the record. `cdi_ids` has one tuple for each result; `hardware` says what must be put back:
+    `{"mig": [{"gpu": "0000:1b:00.0", "profileID": 19, "start": 0}]}`.
+    """
 
     claim: values.ClaimRef
     state: ClaimState
@@ -81,6 +95,34 @@ class Entry:
     def answers(self, boot_id: str) -> bool:
         """Whether a repeated Prepare is answered from this entry: what was prepared before a reboot is prepared again."""
         return self.state is ClaimState.COMPLETED and self.boot_id == boot_id
+
+    @property
+    def partitions(self) -> tuple[mig.Partition, ...]:
+        """The MIG instances that were made for it, or may have been, and must be removed after it."""
+        return _partitions(self.hardware)
+
+    def devices_held(self) -> tuple[HeldDevice, ...]:
+        """The devices of `holds`."""
+        names = frozenset(self.holds)
+        return tuple(device for device in self.devices if device.name in names)
+
+
+def hardware_of(partitions: Iterable[mig.Partition]) -> Mapping[str, Any]:
+    """What an entry says of the MIG instances that are made for it."""
+    found = [{"gpu": str(part.gpu), "profileID": part.profile_id, "start": part.start} for part in sorted(partitions)]
+    return {_MIG: found} if found else {}
+
+
+def overlap(one: HeldDevice, other: HeldDevice) -> bool:
+    """Whether two devices need the same part of one GPU."""
+    if values.gpu_of(one.name) != values.gpu_of(other.name):
+        return False
+    return one.place is None or other.place is None or one.place.overlaps(other.place)
+
+
+def readable_since(entry: Entry) -> int:
+    """The oldest reader that may read an entry."""
+    return PARTITIONS_SINCE if any(device.place is not None for device in entry.devices) else READABLE_SINCE
 
 
 def base_request(request: str) -> str:
@@ -124,7 +166,7 @@ class Columns(NamedTuple):
 def to_columns(entry: Entry) -> Columns:
     """The row of an entry; equal for equal entries."""
     claim = entry.claim
-    devices = _dump([{"name": d.name, "address": d.address, "uuid": d.uuid, "nodes": d.nodes} for d in entry.devices])
+    devices = _dump([_device_object(device) for device in entry.devices])
     results = _dump([_result_object(result) for result in entry.results])
     cdi_ids = _dump(entry.cdi_ids)
     hardware = _dump(entry.hardware) if entry.hardware else "{}"
@@ -178,10 +220,12 @@ def _require_intact(columns: Columns) -> None:
         raise DamagedError(f"the row of claim {columns.claim_uid!r} differs from its checksum")
 
 
-def to_document(columns: Columns) -> tuple[str, str]:
-    """The row of an entry as one JSON text, and the checksum of that text."""
+def to_document(columns: Columns, *, since: int = READABLE_SINCE) -> tuple[str, str]:
+    """The row of an entry as one JSON text, and the checksum of that text. `since`: `readable_since` of the entry. The version is
+    that one, too, as what an older version wrote of the same entry must not look changed.
+    """
     text = (
-        f'{{"version":{VERSION},"readableSince":{READABLE_SINCE},"uid":{_dump(columns.claim_uid)},'
+        f'{{"version":{since},"readableSince":{since},"uid":{_dump(columns.claim_uid)},'
         f'"namespace":{_dump(columns.namespace)},"name":{_dump(columns.name)},"state":{_dump(columns.state)},'
         f'"bootID":{_dump(columns.boot_id)},"devices":{columns.devices},"results":{columns.results},'
         f'"cdiIDs":{columns.cdi_ids},"hardware":{columns.hardware}}}'
@@ -247,8 +291,28 @@ def _text(value: Any) -> str:
     return value
 
 
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DamagedError(f"{_shown(value)} stands where a number belongs")
+    return value
+
+
 def _string(document: Mapping[str, Any], key: str) -> str:
     return _text(document.get(key))
+
+
+def _device_object(device: HeldDevice) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": device.name,
+        "address": device.address,
+        "uuid": device.uuid,
+        "nodes": device.nodes,
+    }
+    if device.caps:
+        document["caps"] = [{"path": cap.path, "major": cap.major, "minor": cap.minor} for cap in device.caps]
+    if device.place is not None:
+        document["place"] = [device.place.start, device.place.size]
+    return document
 
 
 def _result_object(result: Result) -> dict[str, Any]:
@@ -283,7 +347,36 @@ def _device(value: Any) -> HeldDevice:
         address=_string(document, "address"),
         uuid=_string(document, "uuid"),
         nodes=tuple(_text(node) for node in _list(document.get("nodes"))),
+        caps=tuple(_capability(cap) for cap in _list(document.get("caps", []))),
+        place=_place(document["place"]) if "place" in document else None,
     )
+
+
+def _capability(value: Any) -> mig.CapabilityNode:
+    document = _object(value)
+    return mig.CapabilityNode(
+        path=_string(document, "path"), major=_number(document.get("major")), minor=_number(document.get("minor"))
+    )
+
+
+def _place(value: Any) -> mig.MigPlacement:
+    numbers = [_number(number) for number in _list(value)]
+    if len(numbers) != 2:
+        raise DamagedError("a place has not a start and a size")
+    return mig.MigPlacement(start=numbers[0], size=numbers[1])
+
+
+def _partitions(hardware: Mapping[str, Any]) -> tuple[mig.Partition, ...]:
+    return tuple(_partition(value) for value in _list(hardware.get(_MIG, [])))
+
+
+def _partition(value: Any) -> mig.Partition:
+    document = _object(value)
+    try:
+        gpu = address.parse(_string(document, "gpu"))
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    return mig.Partition(gpu=gpu, profile_id=_number(document.get("profileID")), start=_number(document.get("start")))
 
 
 def _entry(
@@ -311,6 +404,7 @@ def _entry(
         cdi_ids=tuple(tuple(_text(cdi_id) for cdi_id in _list(ids)) for ids in _list(cdi_ids)),
         hardware=_object(hardware),
     )
+    _partitions(entry.hardware)
     known = {device.name for device in entry.devices}
     if len(entry.results) != len(entry.cdi_ids) or not all(entry.cdi_ids):
         raise DamagedError("results and CDI ids do not belong together")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from driver import values
 from driver.errors import RecordError
 from driver.prepare import crashpoints, database, files, ledger, schema
 from driver.prepare.crashpoints import Point
@@ -23,6 +24,13 @@ _LOG_FILES = ("-wal", "-shm")
 _FILES = ("", *_LOG_FILES)
 COLUMNS = ", ".join(ledger.Columns._fields)
 _PLACES = ", ".join("?" for _ in ledger.Columns._fields)
+_AFTER_PARTS = "."
+"""Follows upon `-`."""
+
+_HOLDERS_ON = (
+    f"SELECT h.device, {', '.join(f'c.{column}' for column in ledger.Columns._fields)} "  # noqa: S608 - names of columns
+    "FROM holdings h JOIN claims c ON c.claim_uid = h.claim_uid WHERE h.device >= ? AND h.device < ?"
+)
 
 
 class UnusableError(Exception):
@@ -94,12 +102,28 @@ def adopt(connection: sqlite3.Connection, entries: Iterable[ledger.Entry]) -> tu
     adopted = []
     for entry in entries:
         known = connection.execute("SELECT 1 FROM claims WHERE claim_uid = ?", (entry.claim.uid,)).fetchone()
-        places = ", ".join("?" for _ in entry.holds)
-        taken = connection.execute(f"SELECT 1 FROM holdings WHERE device IN ({places})", entry.holds).fetchone()  # noqa: S608
-        if known is None and taken is None:
+        if known is None and not any(_taken(connection, device) for device in entry.devices_held()):
             insert(connection, ledger.to_columns(entry), entry.holds)
+            schema.raise_reader(connection, ledger.readable_since(entry))
             adopted.append(entry)
     return tuple(adopted)
+
+
+def _taken(connection: sqlite3.Connection, wanted: ledger.HeldDevice) -> bool:
+    """Whether somebody has a device, or a part of its GPU that it needs."""
+    return any(
+        device.name == name and ledger.overlap(wanted, device)
+        for name, entry in holders_on(connection, values.gpu_of(wanted.name))
+        for device in entry.devices
+    )
+
+
+def holders_on(connection: sqlite3.Connection, gpu: str) -> list[tuple[str, ledger.Entry]]:
+    """The devices of a GPU that are held, it as a whole or parts of it, with the entries of the claims that hold them. One walk
+    over a stretch of the index, as the names of parts go on with `-` where that of the GPU ends. Raises DamagedError.
+    """
+    rows = connection.execute(_HOLDERS_ON, (gpu, f"{gpu}{_AFTER_PARTS}")).fetchall()
+    return [(row[0], ledger.from_columns(ledger.Columns(*row[1:]))) for row in rows]
 
 
 def insert(connection: sqlite3.Connection, columns: ledger.Columns, holds: Sequence[str]) -> None:

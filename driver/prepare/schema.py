@@ -3,7 +3,7 @@
 
 Migrations only add tables and columns with defaults. `user_version` is the version that wrote the file, `min_reader` the
 oldest one that may use it: an older agent works on with a newer file while `min_reader` allows it, and otherwise keeps its
-hands off it. `application_id` tells our file from any other SQLite file.
+hands off it; it rises with the first entry that needs it. `application_id` tells our file from any other SQLite file.
 """
 
 from __future__ import annotations
@@ -42,6 +42,16 @@ def create(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO meta VALUES (?, ?)", (_MIN_READER, ledger.READABLE_SINCE))
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={ledger.VERSION}")
+
+
+def raise_reader(connection: sqlite3.Connection, since: int) -> None:
+    """See that no version older than `since` uses the file from now on, in the transaction of the caller."""
+    if since <= ledger.READABLE_SINCE:
+        return
+    connection.execute("UPDATE meta SET value = ? WHERE key = ? AND value < ?", (since, _MIN_READER, since))
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version < since:
+        connection.execute(f"PRAGMA user_version={since}")
 
 
 def check(connection: sqlite3.Connection, *, path: Path) -> None:

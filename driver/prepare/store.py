@@ -31,9 +31,11 @@ T = TypeVar("T")
 FILE_NAME = "record.db"
 _BACKGROUND_TIMEOUT_S = 30.0
 _SELECT_ONE = f"SELECT {recordfile.COLUMNS} FROM claims WHERE claim_uid = ?"  # noqa: S608 - names of columns, not input
-_SELECT_HOLDER = (
-    f"SELECT {recordfile.COLUMNS} FROM claims WHERE claim_uid = (SELECT claim_uid FROM holdings WHERE device = ?)"  # noqa: S608
-)
+_COMMIT_POINTS = {
+    ledger.ClaimState.STARTED: (Point.MIG_BEFORE_STARTED, Point.MIG_AFTER_STARTED),
+    ledger.ClaimState.COMPLETED: (Point.PREPARE_BEFORE_COMMIT, Point.PREPARE_AFTER_COMMIT),
+    ledger.ClaimState.RELEASING: (Point.MIG_BEFORE_RELEASING, Point.MIG_AFTER_RELEASING),
+}
 _DELETE_HOLDING = "DELETE FROM holdings WHERE device = ? AND claim_uid = ?"
 
 
@@ -138,18 +140,26 @@ class Store:
         return self._read(work)
 
     def holders(self, devices: Iterable[str]) -> dict[str, plan.Holder]:
-        """Who has each of some devices; those that nobody has are left out."""
+        """Who has any part of the GPUs that some devices are, or are parts of, by the device that is held."""
 
         def work(connection: sqlite3.Connection) -> dict[str, plan.Holder]:
             found = {}
-            for device in devices:
-                row = connection.execute(_SELECT_HOLDER, (device,)).fetchone()
-                if row is not None:
-                    entry = ledger.from_columns(ledger.Columns(*row))
-                    found[device] = plan.Holder(claim=entry.claim, boot_id=entry.boot_id, state=entry.state)
+            for gpu in {values.gpu_of(device) for device in devices}:
+                for name, entry in recordfile.holders_on(connection, gpu):
+                    device = next(device for device in entry.devices if device.name == name)
+                    found[name] = plan.Holder(
+                        claim=entry.claim, boot_id=entry.boot_id, state=entry.state, device=device
+                    )
             return found
 
         return self._read(work)
+
+    def releasing(self) -> tuple[str, ...]:
+        """UIDs of claims whose hardware is still to be put back."""
+        state = ledger.ClaimState.RELEASING.value
+        return self._read(
+            lambda c: tuple(uid for (uid,) in c.execute("SELECT claim_uid FROM claims WHERE state = ?", (state,)))
+        )
 
     def held_devices(self) -> frozenset[str]:
         """The devices that some claim has."""
@@ -191,14 +201,16 @@ class Store:
         """
         entry = planned.entry
         freed = [*planned.displaced, *((device, entry.claim.uid) for device in (previous.holds if previous else ()))]
+        before, after = _COMMIT_POINTS[entry.state]
 
         def work(connection: sqlite3.Connection) -> None:
             if freed:
                 connection.executemany(_DELETE_HOLDING, freed)
             recordfile.insert(connection, planned.columns, entry.holds)
-            crashpoints.reach(Point.PREPARE_BEFORE_COMMIT)
+            schema.raise_reader(connection, ledger.readable_since(entry))
+            crashpoints.reach(before)
 
-        self._write(work, timeout_s=timeout_s, durable=lambda: crashpoints.reach(Point.PREPARE_AFTER_COMMIT))
+        self._write(work, timeout_s=timeout_s, durable=lambda: crashpoints.reach(after))
 
     def remove(self, entry: ledger.Entry, *, timeout_s: float) -> None:
         """Forget a claim, on disk when this returns."""

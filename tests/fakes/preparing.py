@@ -112,12 +112,12 @@ class FixedIndex:
     """Eight ready GPUs, until a test says otherwise."""
 
     def __init__(self) -> None:
-        self.devices: dict[str, plan.GpuDevice | plan.NotThere] = {
+        self.devices: dict[str, plan.Device | plan.NotThere] = {
             values.gpu_device_name(place): gpu(number) for number, place in enumerate(ADDRESSES)
         }
         self.looks = 0
 
-    def find(self, name: str) -> plan.GpuDevice | plan.NotThere:
+    def find(self, name: str) -> plan.Device | plan.NotThere:
         """As the inventory's index."""
         return self.devices.get(name) or plan.NotThere(reason="no GPU of this name is on this node", retryable=False)
 

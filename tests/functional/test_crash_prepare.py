@@ -18,6 +18,9 @@ from tests.fakes.preparing import NAMES, Agent, ref
 
 PREPARING = tuple(name for name in crashpoints.NAMES if name.startswith("prepare."))
 UNPREPARING = tuple(name for name in crashpoints.NAMES if name.startswith("unprepare."))
+DIVIDING = tuple(name for name in crashpoints.NAMES if name.startswith("mig."))
+"""Those of claims that have GPUs divided: test_crash_mig.py."""
+
 RECOVERING = tuple(name for name in crashpoints.NAMES if name.startswith("recover."))
 
 
@@ -140,7 +143,7 @@ def test_a_crash_while_a_damaged_record_is_replaced(node: Node, point: str) -> N
 
 
 def test_every_point_is_tested() -> None:
-    assert sorted(PREPARING + UNPREPARING + RECOVERING) == sorted(crashpoints.NAMES)
+    assert sorted(PREPARING + UNPREPARING + RECOVERING + DIVIDING) == sorted(crashpoints.NAMES)
 
 
 @pytest.mark.parametrize("round_number", range(3))

@@ -29,7 +29,7 @@ ENTRY = ledger.Entry(
         ledger.Result(request="watch", pool="node-1", device="gpu-0", admin=True),
     ),
     cdi_ids=(("d/claim=a", "d/node=driver"), ("d/claim=b", "d/node=driver"), ("d/claim=a", "d/node=driver")),
-    hardware={"mig": [19]},
+    hardware={"mig": [{"gpu": "0000:10:00.0", "profileID": 19, "start": 0}]},
 )
 
 
@@ -140,7 +140,7 @@ def test_what_a_newer_version_adds_is_ignored() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"readableSince": 2},
+        {"readableSince": 3},
         {"readableSince": None},
         {"uid": 5},
         {"state": "asleep"},

@@ -13,12 +13,13 @@ REF, OTHER = preparing.ref(1), preparing.ref(2)
 GPU, SECOND = preparing.NAMES[:2]
 DIALECT = cdi.Dialect(driver=preparing.DRIVER, mock=False)
 DEVICES = preparing.FixedIndex().devices
+HELD = ledger.HeldDevice(name=GPU, address="0000:10:00.0", uuid="GPU-0", nodes=("/dev/nvidia0",))
 
 
 def planned(
     *results: ledger.Result,
     holders: dict[str, plan.Holder] | None = None,
-    devices: dict[str, plan.GpuDevice | plan.NotThere] | None = None,
+    devices: dict[str, plan.Device | plan.NotThere] | None = None,
 ) -> plan.PreparePlan | plan.Rejection:
     return plan.plan_prepare(
         claims.Allocation(claim=REF, results=results),
@@ -34,7 +35,7 @@ def wanted(device: str, *, request: str = "gpu", admin: bool = False, share_id: 
 
 
 def held(*, boot_id: str = preparing.BOOT_ID, state: ledger.ClaimState = ledger.ClaimState.COMPLETED) -> plan.Holder:
-    return plan.Holder(claim=OTHER, boot_id=boot_id, state=state)
+    return plan.Holder(claim=OTHER, boot_id=boot_id, state=state, device=HELD)
 
 
 def test_the_entry_has_everything_that_the_answer_and_the_files_need() -> None:
@@ -124,7 +125,7 @@ def test_admin_access_beside_a_plain_request_does_not_free_the_device() -> None:
 
 
 def test_what_the_claim_holds_itself_does_not_keep_it_out() -> None:
-    own = plan.Holder(claim=REF, boot_id="before", state=ledger.ClaimState.COMPLETED)
+    own = plan.Holder(claim=REF, boot_id="before", state=ledger.ClaimState.COMPLETED, device=HELD)
     answer = planned(wanted(GPU), holders={GPU: own})
     assert isinstance(answer, plan.PreparePlan)
     assert answer.displaced == ()
