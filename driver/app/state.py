@@ -12,7 +12,7 @@ from discovery import draw, model
 from driver import inventory, values
 from driver.app.parts import Parts
 from driver.errors import RecordError
-from driver.observe import gauges, page
+from driver.observe import gauges, page, partitions
 from driver.publish import health, publisher
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,10 @@ class AgentState:
     def recorded(self) -> gauges.Recorded:
         """What is prepared. May raise RecordError."""
         return gauges.Recorded(claims=self._record.count(), devices=self._record.held_devices())
+
+    def sharing(self) -> partitions.Sharing:
+        """How the GPUs are shared."""
+        return partitions.Sharing()
 
     def registered(self) -> bool:
         """Whether kubelet has taken the driver."""
@@ -163,12 +167,14 @@ class PublishedHealth:
     def devices(self) -> tuple[values.DeviceHealth, ...]:
         """The health of every published device, now."""
         state = self._hardware.state()
+        published = self._publishing.state()
         found = health.build_health(
-            self._publishing.state().addresses,
+            published.addresses,
             state.readings,
             pool=self._pool,
             read_at=state.read_at,
             fresh=self._hardware.fresh(),
+            vanished=published.vanished,
         )
         with self._lock:
             last, self._last = self._last, {device.device: device.status for device in found}

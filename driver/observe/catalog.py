@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from discovery import model, uevents
+from driver.observe import partitions
 
 OTHER = "other"
 """Stands for a label value that is not in its set, so that a set stays bounded whatever is counted."""
@@ -197,8 +198,26 @@ GPU_NIC_PAIRS = Metric(
 ALIGNED_SETS_FREE = Metric(
     name="nearfield_aligned_sets_free",
     kind=Kind.GAUGE,
-    help="Aligned pairs (size 2) and quads (size 4) of ready GPUs that no prepared claim holds any GPU of.",
+    help="Aligned pairs (size 2) and quads (size 4) of GPUs that could all be handed out whole now.",
     labels=(Label(name="size", values=("2", "4")),),
+)
+_PROFILE = Label(name="profile")
+MIG_INSTANCES = Metric(
+    name="nearfield_mig_instances",
+    kind=Kind.GAUGE,
+    help="MIG instances by profile; ours: made for a claim, static: made by somebody and handed out, foreign: in the way.",
+    labels=(_PROFILE, Label(name="origin", values=tuple(partitions.Origin))),
+)
+MIG_PLACEABLE = Metric(
+    name="nearfield_mig_placeable",
+    kind=Kind.GAUGE,
+    help="How many more MIG instances of a profile there is room for if none of another is made, of those that are offered.",
+    labels=(_PROFILE,),
+)
+MIG_STRANDED = Metric(
+    name="nearfield_mig_stranded_slices",
+    kind=Kind.GAUGE,
+    help="Free memory slices of divided GPUs that no profile which is offered can use any more.",
 )
 FINDINGS = Metric(
     name="nearfield_findings",
@@ -251,6 +270,9 @@ METRICS: tuple[Metric, ...] = (
     GPU_MEMORY_USED,
     GPU_NIC_PAIRS,
     ALIGNED_SETS_FREE,
+    MIG_INSTANCES,
+    MIG_PLACEABLE,
+    MIG_STRANDED,
     FINDINGS,
     PROBE_SECONDS,
     PROBE_ERRORS,

@@ -12,7 +12,7 @@ from discovery import model
 from discovery.address import PciAddress
 from driver import inventory, values
 from driver.errors import DriverError
-from driver.observe import catalog
+from driver.observe import catalog, partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,9 @@ class AgentState(Protocol):
     def recorded(self) -> Recorded:
         """What is prepared. May raise RecordError."""
 
+    def sharing(self) -> partitions.Sharing:
+        """How the GPUs are shared."""
+
     def registered(self) -> bool:
         """Whether kubelet has taken the driver."""
 
@@ -75,7 +78,9 @@ def read(state: AgentState, *, pool: str, samples: Iterable[model.GpuSample]) ->
         yield from _hardware(now.snapshot, pool=pool)
         yield from _samples(now.snapshot, samples)
         if recorded is not None:
-            yield from _free_sets(now.snapshot, recorded.devices)
+            sharing = state.sharing()
+            yield from _free_sets(now.snapshot, sharing, recorded.devices)
+            yield from _partitions(now.snapshot, sharing, recorded.devices)
     published = state.published()
     if now.snapshot is not None:
         found = (*now.snapshot.findings, *published.findings)
@@ -121,7 +126,8 @@ def _samples(snapshot: model.Snapshot, samples: Iterable[model.GpuSample]) -> It
             yield Reading(metric=catalog.GPU_MEMORY_USED, labels=labels, value=sample.memory_used_bytes)
 
 
-def _free_sets(snapshot: model.Snapshot, held: frozenset[str]) -> Iterator[Reading]:
+def _free_sets(snapshot: model.Snapshot, sharing: partitions.Sharing, held: frozenset[str]) -> Iterator[Reading]:
+    usable = {gpu.address: partitions.free_whole(gpu, sharing=sharing, held=held) for gpu in snapshot.gpus}
     for size, groups in (
         ("2", {gpu.address: gpu.groups.aligned_pair for gpu in snapshot.gpus}),
         ("4", {gpu.address: gpu.groups.aligned_quad for gpu in snapshot.gpus}),
@@ -130,9 +136,18 @@ def _free_sets(snapshot: model.Snapshot, held: frozenset[str]) -> Iterator[Readi
         for gpu in snapshot.gpus:
             group = groups[gpu.address]
             if group is not None:
-                usable = gpu.state is model.GpuState.READY and values.gpu_device_name(gpu.address) not in held
-                free[group] = free.get(group, True) and usable
+                free[group] = free.get(group, True) and usable[gpu.address]
         yield Reading(metric=catalog.ALIGNED_SETS_FREE, labels=(size,), value=sum(free.values()))
+
+
+def _partitions(snapshot: model.Snapshot, sharing: partitions.Sharing, held: frozenset[str]) -> Iterator[Reading]:
+    """Nothing is divided on a node without MIG: it has no such series but the one without a label."""
+    counted = partitions.count(snapshot, sharing=sharing, held=held)
+    for (profile, origin), number in sorted(counted.instances.items()):
+        yield Reading(metric=catalog.MIG_INSTANCES, labels=(profile, origin), value=number)
+    for profile, number in sorted(counted.placeable.items()):
+        yield Reading(metric=catalog.MIG_PLACEABLE, labels=(profile,), value=number)
+    yield Reading(metric=catalog.MIG_STRANDED, value=counted.stranded)
 
 
 def _counted(metric: catalog.Metric, counts: Mapping[str, int]) -> Iterator[Reading]:

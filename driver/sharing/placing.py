@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can still be made of a GPU beside the MIG instances that it has. Pure.
 
-An instance takes memory slices in a row, multiprocessors and engines. A GPU has as many of each as the profile with the
-most of it: that is the one which takes the whole GPU (nvmlGpuInstanceProfileInfo_t tells of no other total).
+An instance takes memory slices in a row, multiprocessors and engines. NVML tells no totals of these; a GPU has at least as many
+as all instances of one profile take that it can have at once (nvmlGpuInstanceProfileInfo_t, instanceCount).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def left(profiles: Sequence[mig.MigProfile], *, taken: Iterable[Taken], offered:
     for place in places:
         free -= frozenset(place.placement.slices)
     counted = {
-        name: max((getattr(profile, name) for profile in profiles), default=0)
+        name: max((getattr(profile, name) * profile.instances for profile in profiles), default=0)
         - sum(getattr(known[place.profile_id], name) for place in places if place.profile_id in known)
         for name in _COUNTED
     }

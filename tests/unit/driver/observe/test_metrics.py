@@ -26,8 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from discovery import address, model
 from driver import inventory, values
 from driver.errors import RecordError
-from driver.observe import catalog, gauges, tally
+from driver.observe import catalog, gauges, partitions, tally
 from driver.observe.metrics import Metrics
+from driver.sharing import rules
+from tests.fakes import divided
 
 ROOT = Path(__file__).parents[4]
 HOST = model.Host()
@@ -64,6 +66,7 @@ class State:
     known: inventory.InventoryState = field(default_factory=inventory.InventoryState)
     on_server: gauges.Published = field(default_factory=lambda: gauges.Published(generation=0))
     on_disk: gauges.Recorded | None = field(default_factory=gauges.Recorded)
+    shared: partitions.Sharing = field(default_factory=partitions.Sharing)
 
     def inventory(self) -> inventory.InventoryState:
         return self.known
@@ -75,6 +78,9 @@ class State:
         if self.on_disk is None:
             raise RecordError("the record is locked")
         return self.on_disk
+
+    def sharing(self) -> partitions.Sharing:
+        return self.shared
 
     def registered(self) -> bool:
         return True
@@ -267,6 +273,28 @@ def test_free_sets_are_those_of_ready_gpus_that_nobody_holds() -> None:
     assert scrape(metrics)["nearfield_aligned_sets_free"] == {labels(size="2"): 2, labels(size="4"): 0}
     state.on_disk = gauges.Recorded(claims=1, devices=frozenset(["gpu-0000-04-00-0"]))
     assert scrape(metrics)["nearfield_aligned_sets_free"] == {labels(size="2"): 1, labels(size="4"): 0}
+
+
+def test_a_part_of_a_gpu_is_missed_by_its_set() -> None:
+    pair = [gpu("0000:01:00.0", pair="0000:01:00.0"), gpu("0000:02:00.0", pair="0000:01:00.0")]
+    parted = replace(
+        pair[1],
+        mig_mode=model.MigMode(current=True, pending=True),
+        mig_profiles=(divided.profile(19, "1g.10gb", 1, range(7), 16, instances=7),),
+        architecture="Hopper",
+    )
+    dynamic = partitions.Sharing(policies={parted.address: rules.Policy(mode=rules.Mode.MIG_DYNAMIC)})
+    known = inventory.InventoryState(snapshot=snapshot(pair[0], parted))
+    state = State(known=known, shared=dynamic)
+    metrics = watching(state)
+    assert scrape(metrics)["nearfield_aligned_sets_free"][labels(size="2")] == 1
+    assert scrape(metrics)["nearfield_mig_placeable"] == {labels(profile="1g.10gb"): 7}
+    state.on_disk = gauges.Recorded(claims=1, devices=frozenset(["gpu-0000-02-00-0-mig-1g-10gb-19-3"]))
+    series = scrape(metrics)
+    assert series["nearfield_aligned_sets_free"][labels(size="2")] == 0
+    assert series["nearfield_mig_placeable"] == {labels(profile="1g.10gb"): 6}
+    assert series["nearfield_mig_instances"] == {labels(profile="1g.10gb", origin="ours"): 1}
+    assert series["nearfield_mig_stranded_slices"] == {(): 0}
 
 
 def test_samples_have_series_where_they_have_values_and_a_name() -> None:
