@@ -20,6 +20,9 @@ DRIVER_NOT_LOADED = 9
 TIMEOUT = 10
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+IN_USE = 19
+INSUFFICIENT_RESOURCES = 23
 ARGUMENT_VERSION_MISMATCH = 25
 GPU_NOT_FOUND = 28
 UNKNOWN = 999
@@ -41,14 +44,14 @@ ERROR_STRINGS = {
     FUNCTION_NOT_FOUND: b"Function Not Found",
     14: b"Corrupted infoROM",
     GPU_IS_LOST: b"GPU is lost",
-    16: b"GPU requires reset",
+    RESET_REQUIRED: b"GPU requires reset",
     17: b"The operating system has blocked the request.",
     18: b"RM has detected an NVML/RM version mismatch.",
-    19: b"In use by another client",
+    IN_USE: b"In use by another client",
     20: b"Insufficient Memory",
     21: b"No data",
     22: b"VGPU ECC not supported",
-    23: b"Insufficient Resources",
+    INSUFFICIENT_RESOURCES: b"Insufficient Resources",
     24: b"Frequency not supported",
     ARGUMENT_VERSION_MISMATCH: b"Argument version mismatch",
     26: b"Deprecated",
@@ -99,6 +102,32 @@ NVLINK_VERSIONS = {"1.0": 1, "2.0": 2, "2.2": 3, "3.0": 5, "3.1": 5, "4.0": 7, "
 seen to pass on the kernel driver's own numbers (NV2080_CTRL_NVLINK_STATUS_NVLINK_VERSION_*), which are one higher from 2.2 on:
 A100 and RTX 3090 say 5 (https://github.com/open-mpi/hwloc/issues/658, https://github.com/Syllo/nvtop/pull/469), H100 says 7
 (examples of NVIDIA/TensorRT-LLM that measure bandwidth). What others say is not public: they are given nvml.h's number."""
+
+GPU_INSTANCE_PROFILES = {
+    "1_SLICE": 0,
+    "2_SLICE": 1,
+    "3_SLICE": 2,
+    "4_SLICE": 3,
+    "7_SLICE": 4,
+    "8_SLICE": 5,
+    "6_SLICE": 6,
+    "1_SLICE_REV1": 7,
+    "2_SLICE_REV1": 8,
+    "1_SLICE_REV2": 9,
+    "1_SLICE_GFX": 10,
+    "2_SLICE_GFX": 11,
+    "4_SLICE_GFX": 12,
+    "1_SLICE_NO_ME": 13,
+    "2_SLICE_NO_ME": 14,
+    "1_SLICE_ALL_ME": 15,
+    "2_SLICE_ALL_ME": 16,
+    "3_SLICE_GFX": 17,
+}
+"""NVML_GPU_INSTANCE_PROFILE_*: REV1 is `+me`, 1_SLICE_REV2 has twice the memory of 1_SLICE."""
+
+COMPUTE_INSTANCE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
+"""Slices -> NVML_COMPUTE_INSTANCE_PROFILE_<slices>_SLICE."""
+COMPUTE_INSTANCE_1_SLICE_REV1 = 7
 
 FIELD_NVLINK_LINK_COUNT = 91
 VALUE_TYPE_UNSIGNED_INT = 1
@@ -215,7 +244,7 @@ class EventData(ctypes.Structure):
     )
 
 
-VERSIONS = {MemoryV2: 2, FabricInfoV2: 2, FabricInfoV3: 3}
+VERSIONS: dict[type[ctypes.Structure], int] = {MemoryV2: 2, FabricInfoV2: 2, FabricInfoV3: 3}
 
 
 def version_of(struct: type[ctypes.Structure]) -> int:

@@ -93,6 +93,14 @@ class Host(Model):
     """
 
 
+class MigTimes(Model):
+    """How many seconds it takes to make a GPU instance with its compute instance, to remove one, and to change the MIG mode."""
+
+    create: float = Field(default=0.0, ge=0, le=600)
+    destroy: float = Field(default=0.0, ge=0, le=600)
+    mode: float = Field(default=0.0, ge=0, le=600)
+
+
 class Driver(Model):
     """The loaded NVIDIA driver. Without it no function is bound to it and there is no NVML."""
 
@@ -102,6 +110,7 @@ class Driver(Model):
     """Whether its kernel modules are the open ones, which GPUs before Turing cannot have."""
     peer_memory: bool = False
     """Whether nvidia_peermem is loaded."""
+    mig_times: MigTimes = MigTimes()
 
 
 class NumaNode(Model):
@@ -173,6 +182,15 @@ class LinkNow(Model):
     width: Width | None = None
 
 
+class MigInstance(Model):
+    """A GPU instance that exists: the name of its profile, and the memory slice where it begins."""
+
+    profile: str = Field(min_length=1)
+    start: int = Field(ge=0)
+    compute: tuple[str, ...] | None = Field(default=None, max_length=8)
+    """Names of its compute instances, first slice first; without it one that takes all."""
+
+
 class Slot(Model):
     """A place on a bus: a device, or a port with one device or one switch behind it."""
 
@@ -204,6 +222,9 @@ class Slot(Model):
     """How many SR-IOV virtual functions are switched on, of each function."""
     minor: int | None = Field(default=None, ge=0, le=254)
     module_id: int | None = Field(default=None, ge=0)
+    mig_mode: bool = False
+    """Whether MIG is enabled."""
+    mig_instances: tuple[MigInstance, ...] = Field(default=(), max_length=8)
     root: RootComplex | None = None
     """A root complex that the device makes, with a PCI domain of its own (Intel VMD)."""
 
@@ -220,10 +241,14 @@ class Slot(Model):
             ("virtual_functions", "nic or gpu"),
             ("minor", "gpu"),
             ("module_id", "gpu"),
+            ("mig_mode", "gpu"),
+            ("mig_instances", "gpu"),
             ("root", "device"),
         ):
             if getattr(self, key) and kind not in owner.split(" or "):
                 raise ValueError(f"{kind} takes no {to_camel(key)}; only {owner} does")
+        if self.mig_instances and not self.mig_mode:
+            raise ValueError("migInstances need migMode: true")
         return self
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from discovery.address import PciAddress
-from discovery.mock import abi, identity, machine, pcitree, state
+from discovery.mock import abi, identity, machine, migstate, pcitree, state
 from discovery.mock import products as parts
 from discovery.mock.pcitree import Function, MachineError, PortType
 
@@ -101,7 +101,7 @@ def _gpu(
         compute_capability=part.compute_capability,
         cores=part.cores,
         memory=state.Memory(total=part.memory, reserved=part.reserved_memory),
-        mig=None if part.mig_devices is None else state.Mig(max_devices=part.mig_devices),
+        mig=_mig(described, function, part),
         nvlinks=nvlinks,
         fabric=_fabric(described),
         utilization=(0, 0),
@@ -125,6 +125,16 @@ def _gpu(
         supported_events=abi.EVENTS if part.ecc else abi.EVENT_XID,
         peers=peers,
     )
+
+
+def _mig(described: machine.Machine, function: Function, part: parts.Gpu) -> state.Mig | None:
+    if part.mig is None:
+        if function.slot and function.slot.mig_mode:
+            raise MachineError((*function.place, "migMode"), f"a {part.name} has no MIG")
+        return None
+    times = described.driver.mig_times if described.driver else machine.MigTimes()
+    gpu = uuid_of(described, function)
+    return migstate.build(part.mig, function.slot, times, gpu=gpu, place=function.place)
 
 
 def _fabric(described: machine.Machine) -> state.Fabric | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic.alias_generators import to_camel
 
 from discovery.mock import abi, cpulists
@@ -140,6 +140,76 @@ class VirtualFunctions(Model):
     pci: Ids | None = None
 
 
+class MigProfile(Model):
+    """A GPU instance profile: a line of `nvidia-smi mig -lgip`, under the headings of that table, with its line of `-lgipp`.
+
+    `kind` is the name behind NVML_GPU_INSTANCE_PROFILE_; `most` the instances of it at once; `at` the memory slices where one
+    of them can begin, `size` how many it takes. Engines that are not named are none.
+    """
+
+    id: int = Field(ge=0)
+    kind: str = Field(pattern="^(" + "|".join(abi.GPU_INSTANCE_PROFILES) + ")$")
+    name: str = Field(pattern=r"^[1-8]g\.[0-9]{1,4}gb([+-][a-z]+(\.[a-z]+)?)?$")
+    memory: Size
+    sm: int = Field(ge=1)
+    ce: int = Field(default=0, ge=0)
+    dec: int = Field(default=0, ge=0)
+    enc: int = Field(default=0, ge=0)
+    jpeg: int = Field(default=0, ge=0)
+    ofa: int = Field(default=0, ge=0)
+    most: int = Field(ge=1)
+    at: Numbers = Field(min_length=1)
+    size: int = Field(ge=1)
+
+    @property
+    def slices(self) -> int:
+        """Its compute slices."""
+        return int(self.kind[0])
+
+    @model_validator(mode="after")
+    def _fits(self) -> MigProfile:
+        if not self.name.startswith(self.kind[0]):
+            raise ValueError(f"{self.name} is no profile of {self.slices} slices, which {self.kind} says")
+        if self.memory % _UNITS["MiB"]:
+            raise ValueError(f"the memory of {self.name} is no whole number of MiB, in which NVML tells it")
+        apart = [
+            start for number, start in enumerate(self.at) if number == 0 or start - self.at[number - 1] >= self.size
+        ]
+        if self.most > len(apart):
+            raise ValueError(
+                f"{self.most} instances of {self.name} have no room at {len(apart)} places that do not overlap"
+            )
+        return self
+
+
+class Mig(Model):
+    """Multi-Instance GPU. Without `profiles` they are not known, and NVML answers that it supports none.
+
+    `compute` are the compute instances that take a part of a GPU instance: compute slices -> multiprocessors. Every GPU
+    instance has those that are smaller than itself, and one that takes all of it (`migstate`).
+    """
+
+    source: str | None = None
+    devices: int = Field(ge=1, le=14)
+    """The most at once (nvmlDeviceGetMaxMigDeviceCount)."""
+    profiles: tuple[MigProfile, ...] = Field(default=(), max_length=len(abi.GPU_INSTANCE_PROFILES))
+    compute: Mapping[Annotated[int, Field(ge=1, le=4)], Annotated[int, Field(ge=1)]] = {}
+
+    @model_validator(mode="after")
+    def _told_apart(self) -> Mig:
+        for key in ("id", "kind", "name"):
+            values = [getattr(profile, key) for profile in self.profiles]
+            if len(set(values)) != len(values):
+                raise ValueError(f"two profiles have the same {key}")
+        if self.profiles and self.source is None:
+            raise ValueError("profiles need their source")
+        slices = max((start + profile.size for profile in self.profiles for start in profile.at), default=0)
+        for profile in self.profiles:
+            if slices % profile.size or any(start % profile.size for start in profile.at):
+                raise ValueError(f"{profile.name} is no half, quarter or eighth of {slices} memory slices")
+        return self
+
+
 class Gpu(Part):
     """A GPU. `memory` is the total that NVML gives. `c2c`: whether it reaches its CPU by NVLink-C2C."""
 
@@ -156,7 +226,7 @@ class Gpu(Part):
     nvlink: NvLinks | None = None
     c2c: bool = Field(default=False, alias="c2c")
     virtual_functions: VirtualFunctions | None = None
-    mig_devices: int | None = Field(default=None, ge=1, le=14)
+    mig: Mig | None = None
     companions: tuple[Companion, ...] = ()
 
 
