@@ -75,7 +75,7 @@ def place(tree: recording.Tree, faults: Iterable[Fault], *, since: float) -> tup
             else (item,)
         )
     )
-    return tuple(Placed(fault=item, since=since) for item in dict.fromkeys(every))
+    return tuple(Placed(fault=item, since=since) for item in every)
 
 
 def _behind(tree: recording.Tree, pci: PciAddress | None) -> Sequence[PciAddress | None]:

@@ -3,11 +3,15 @@
 
 Whoever changes it (the library on a MIG call, `faults.apply`) does so under a lock and replaces it whole; whoever reads
 it notices by inode and time. Several processes may hold the same machine, as two instances of an agent do in an update.
+
+It is one JSON document in which each GPU has a line of its own. What a change left alone is neither written nor read anew:
+a GPU with its profiles and peers is most of a millisecond, and the time of a MIG call is to be the hardware's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -15,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from discovery import codec
 from discovery.errors import DocumentError
@@ -22,6 +27,10 @@ from discovery.mock import fault, state
 
 FILE = "nvml.json"
 LOCK = "nvml.lock"
+
+_BEFORE_GPUS = ', "gpus": [\n'
+_BETWEEN_GPUS = ",\n"
+_AFTER_GPUS = "\n]}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,8 @@ class LiveFile:
         self._mutex = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
         self._live: Live | None = None
+        self._lines: dict[str, state.Gpu] = {}
+        """The lines of the GPUs of `_live`."""
 
     def read(self) -> Live:
         """The state as it is now. DocumentError when there is none, or it is damaged."""
@@ -54,9 +65,11 @@ class LiveFile:
                 found = os.stat(self._path)  # noqa: PTH116 - at every call of the library, and half as dear
                 key = (found.st_ino, found.st_mtime_ns, found.st_size)
                 if self._live is None or key != self._seen:
-                    self._live, self._seen = _parse(self._path), key
+                    self._live, self._seen = self._parse(self._path.read_text(encoding="utf-8")), key
             except OSError as err:
                 raise DocumentError(f"{self._path}: not the state of a rendered machine: {err.strerror}") from err
+            except ValueError as err:
+                raise DocumentError(f"{self._path}: damaged: {err}") from err
             return self._live
 
     def update(self, change: Callable[[Live], Live]) -> Live:
@@ -69,8 +82,15 @@ class LiveFile:
     def write(self, live: Live) -> None:
         """Writes the state whole. A reader sees the old or the new one."""
         temporary = self._path.with_name(f"{FILE}.{os.getpid()}.{threading.get_ident()}.tmp")
-        temporary.write_text(json.dumps(codec.encode(live)), encoding="utf-8")
-        temporary.replace(self._path)
+        with self._mutex:
+            text, lines = self._text(live)
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                written = os.fstat(file.fileno())
+            temporary.replace(self._path)
+            self._seen = (written.st_ino, written.st_mtime_ns, written.st_size)
+            self._live, self._lines = live, lines
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -85,10 +105,29 @@ class LiveFile:
         finally:
             os.close(lock)
 
+    def _text(self, live: Live) -> tuple[str, dict[str, state.Gpu]]:
+        if live.nvml is None or not live.nvml.gpus:
+            return json.dumps(codec.encode(live)), {}
+        head = json.dumps(codec.encode(dataclasses.replace(live, nvml=None)))
+        known = {id(gpu): line for line, gpu in self._lines.items()}
+        lines = {known.get(id(gpu)) or json.dumps(codec.encode(gpu)): gpu for gpu in live.nvml.gpus}
+        system = json.dumps(codec.encode(live.nvml.system))
+        before = f'{head[:-1]}, "nvml": {{"system": {system}{_BEFORE_GPUS}'
+        return f"{before}{_BETWEEN_GPUS.join(lines)}{_AFTER_GPUS}", lines
 
-def _parse(path: Path) -> Live:
-    try:
-        obj = json.loads(path.read_bytes())
-    except ValueError as err:
-        raise DocumentError(f"{path}: damaged: {err}") from err
-    return codec.decode(Live, obj, place=str(path))
+    def _parse(self, text: str) -> Live:
+        head, written_so, rest = text.partition(_BEFORE_GPUS)
+        if not written_so or not rest.endswith(_AFTER_GPUS):  # by another hand than `write`, or without GPUs
+            return self._decode(Live, json.loads(text), "")
+        live = self._decode(Live, json.loads(f"{head}}}}}"), "")
+        assert live.nvml is not None
+        lines = rest.removesuffix(_AFTER_GPUS).split(_BETWEEN_GPUS)
+        gpus = tuple(
+            self._lines.get(line) or self._decode(state.Gpu, json.loads(line), f".nvml.gpus[{number}]")
+            for number, line in enumerate(lines)
+        )
+        self._lines = dict(zip(lines, gpus, strict=True))
+        return dataclasses.replace(live, nvml=dataclasses.replace(live.nvml, gpus=gpus))
+
+    def _decode(self, cls: type[Any], obj: object, place: str) -> Any:
+        return codec.decode(cls, obj, place=f"{self._path}{place}")
