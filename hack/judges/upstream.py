@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,30 @@ SOURCES = Path(__file__).resolve().parent / "scheduler"
 
 Body = Mapping[str, Any]
 """An object of the API as JSON."""
+
+
+FILTER_TIMEOUT_S = 10.0
+"""After this a search for one pod on one node is given up (filterTimeout of the plugin DynamicResources, by default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A device that a claim got. `request` is `<request>/<subrequest>` where the request is a list of alternatives."""
+
+    request: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What an attempt gave each claim of a pod, None where they do not fit, or where the time was over. `steps`: how many
+    times the search looked for one more device. `seconds`: of one processor.
+    """
+
+    results: tuple[tuple[Result, ...], ...] | None
+    steps: int
+    seconds: float
+    over: bool
 
 
 class UpstreamError(Exception):
@@ -38,6 +63,19 @@ class Allocator:
         """
         results = self._ask({"fit": claim, "held": sorted(held)})["results"]
         return None if results is None else tuple(result["device"] for result in results)
+
+    def attempt(self, claims: Sequence[Body], held: Iterable[str], *, limit_s: float = FILTER_TIMEOUT_S) -> Attempt:
+        """What the scheduler would give a pod with these claims while these devices are held, and what the search cost it."""
+        answer = self._ask({"attempt": claims, "held": sorted(held), "limit": limit_s})
+        results = answer["results"]
+        return Attempt(
+            results=None
+            if results is None
+            else tuple(tuple(Result(one["request"], one["device"]) for one in claim) for claim in results),
+            steps=answer["steps"],
+            seconds=answer["seconds"],
+            over=answer["over"],
+        )
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         assert self._child.stdin is not None

@@ -8,10 +8,13 @@
 //	  {"devices": 8}
 //	{"fit": ResourceClaim, "held": ["gpu-0000-1b-00-0"]}              what a claim gets while others hold these devices
 //	  {"results": [{"request": "gpu", "driver": "…", "pool": "…", "device": "…"}]}, or {"results": null} where it does not fit
+//	{"attempt": [ResourceClaim], "held": […], "limit": 10}            what a pod with these claims gets, and what the search cost;
+//	                                                                  limit: seconds after which it is given up, as by filterTimeout
+//	  {"results": [[{"request": …}]], "steps": 3, "seconds": 0.001, "over": false}
 //
 // Objects are as the API server stores them, so with its defaults. What cannot be answered gives {"error": "…"}. Features are
 // those that are on by default in 1.37 (AllocatorFeatures in the scheduler's dynamicresources.go, with the defaults of
-// kube_features.go).
+// kube_features.go): with them NewAllocator picks the implementation that it calls incubating.
 package main
 
 import (
@@ -23,6 +26,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
+	"runtime"
+	"syscall"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -35,19 +42,20 @@ import (
 const maxLine = 64 << 20
 
 var features = structured.Features{
-	AdminAccess:             true,
-	ConsumableCapacity:      true,
-	DeviceBindingAndStatus:  true,
-	DeviceTaints:            true,
-	FractionalCapacityRange: true,
-	PartitionableDevices:    true,
-	PrioritizedList:         true,
+	AdminAccess:            true,
+	ConsumableCapacity:     true,
+	DeviceBindingAndStatus: true,
+	DeviceTaints:           true,
+	PartitionableDevices:   true,
+	PrioritizedList:        true,
 }
 
 type question struct {
-	Load *load                      `json:"load"`
-	Fit  *resourceapi.ResourceClaim `json:"fit"`
-	Held []string                   `json:"held"`
+	Load    *load                        `json:"load"`
+	Fit     *resourceapi.ResourceClaim   `json:"fit"`
+	Attempt []*resourceapi.ResourceClaim `json:"attempt"`
+	Held    []string                     `json:"held"`
+	Limit   float64                      `json:"limit"`
 }
 
 type load struct {
@@ -60,6 +68,15 @@ type result struct {
 	Driver  string `json:"driver"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
+}
+
+// tried is what came of an attempt. Steps is how many times the search looked for one more device, Seconds the time that its thread
+// was on a processor, which is what it takes on a machine that has nothing else to do.
+type tried struct {
+	Results [][]result `json:"results"`
+	Steps   int64      `json:"steps"`
+	Seconds float64    `json:"seconds"`
+	Over    bool       `json:"over"`
 }
 
 // classes is what the allocator asks for DeviceClasses.
@@ -127,8 +144,10 @@ func (n *node) answer(line []byte) (any, error) {
 		return n.load(asked.Load)
 	case asked.Fit != nil:
 		return n.fit(asked.Fit, asked.Held)
+	case asked.Attempt != nil:
+		return n.attempt(asked.Attempt, asked.Held, asked.Limit)
 	}
-	return nil, errors.New("load or fit is needed")
+	return nil, errors.New("load, fit or attempt is needed")
 }
 
 func (n *node) load(given *load) (any, error) {
@@ -149,7 +168,19 @@ func (n *node) load(given *load) (any, error) {
 }
 
 func (n *node) fit(claim *resourceapi.ResourceClaim, held []string) (any, error) {
-	ctx := context.Background()
+	found, err := n.attempt([]*resourceapi.ResourceClaim{claim}, held, 0)
+	if err != nil {
+		return nil, err
+	}
+	if len(found.Results) == 0 {
+		return map[string][]result{"results": nil}, nil
+	}
+	return map[string][]result{"results": found.Results[0]}, nil
+}
+
+// attempt is one attempt of the scheduler to place a pod with these claims on the node: a new allocator, as PreFilter makes it, and
+// one search, as Filter has it done. A limit of 0 is none.
+func (n *node) attempt(claims []*resourceapi.ResourceClaim, held []string, limit float64) (*tried, error) {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -165,20 +196,49 @@ func (n *node) fit(claim *resourceapi.ResourceClaim, held []string) (any, error)
 	if n.object == nil {
 		return nil, errors.New("nothing is loaded")
 	}
+	ctx := context.Background()
+	if limit > 0 {
+		limited, cancel := context.WithTimeout(ctx, time.Duration(limit*float64(time.Second)))
+		defer cancel()
+		ctx = limited
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := processorTime()
 	allocator, err := structured.NewAllocator(ctx, features, state, n.classes, n.slices, n.cel)
 	if err != nil {
 		return nil, err
 	}
-	found, err := allocator.Allocate(ctx, n.object, []*resourceapi.ResourceClaim{claim})
-	if err != nil {
+	found, err := allocator.Allocate(ctx, n.object, claims)
+	answer := &tried{Seconds: (processorTime() - began).Seconds(), Over: errors.Is(err, context.DeadlineExceeded)}
+	if err != nil && !answer.Over {
 		return nil, err
 	}
-	if len(found) == 0 {
-		return map[string][]result{"results": nil}, nil
+	answer.Steps = steps(allocator)
+	for _, allocated := range found {
+		results := make([]result, 0, len(allocated.Devices.Results))
+		for _, device := range allocated.Devices.Results {
+			results = append(results, result{device.Request, device.Driver, device.Pool, device.Device})
+		}
+		answer.Results = append(answer.Results, results)
 	}
-	results := make([]result, 0, len(found[0].Devices.Results))
-	for _, device := range found[0].Devices.Results {
-		results = append(results, result{device.Request, device.Driver, device.Pool, device.Device})
+	return answer, nil
+}
+
+// steps reads GetStats of an allocator, whose result has a type that packages outside cannot spell.
+func steps(allocator structured.Allocator) int64 {
+	stats := reflect.ValueOf(allocator).MethodByName("GetStats")
+	if !stats.IsValid() {
+		return 0
 	}
-	return map[string][]result{"results": results}, nil
+	return stats.Call(nil)[0].FieldByName("NumAllocateOneInvocations").Int()
+}
+
+// processorTime is that of the calling thread.
+func processorTime() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_THREAD, &usage); err != nil {
+		panic(err) // the kernel knows this question since 2.6.26
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

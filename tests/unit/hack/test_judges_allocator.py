@@ -269,6 +269,10 @@ for line in sys.stdin:
     asked = json.loads(line)
     if "load" in asked:
         answer = {"devices": 1}
+    elif "attempt" in asked:
+        over = asked["limit"] < 1
+        answer = {"results": None if over else [[{"request": "a/b", "device": "d0", "pool": "n"}]] * len(asked["attempt"])}
+        answer |= {"steps": 7, "seconds": 0.5, "over": over}
     elif "d9" in asked["held"]:
         sys.exit(3)
     elif asked["held"]:
@@ -287,6 +291,9 @@ def test_the_child_answers_refuses_and_ends(tmp_path: Path) -> None:
         child.load([], [])
         assert child.fit({}, []) == ("d0",)
         assert child.fit({}, {"d1", "d0"}) is None
+        got = (upstream.Result("a/b", "d0"),)
+        assert child.attempt([{}, {}], []) == upstream.Attempt(results=(got, got), steps=7, seconds=0.5, over=False)
+        assert child.attempt([{}], [], limit_s=0.5) == upstream.Attempt(results=None, steps=7, seconds=0.5, over=True)
         with pytest.raises(upstream.UpstreamError, match="there is no device x"):
             child.fit({}, ["x"])
         with pytest.raises(upstream.UpstreamError, match="it ended"):
