@@ -209,12 +209,12 @@ def test_the_policies_are_about_our_account_and_driver(name: str, resource: str,
     assert binding == {"policyName": name, "validationActions": ["Deny"]}
 
 
-def test_the_class_takes_whole_gpus_of_this_driver() -> None:
-    body = one("DeviceClass")
-    assert body["metadata"]["name"] == values.DRIVER_NAME
-    (selector,) = body["spec"]["selectors"]
+@pytest.mark.parametrize(("name", "kind"), [(values.DRIVER_NAME, "gpu"), ("mig.nearfield.dev", "mig")])
+def test_a_class_takes_devices_of_one_type_of_this_driver(name: str, kind: str) -> None:
+    """The driver stands first, so that nothing of other drivers' devices is read."""
+    (selector,) = one("DeviceClass", name)["spec"]["selectors"]
     assert selector["cel"]["expression"] == (
-        f'device.driver == "{values.DRIVER_NAME}" && device.attributes["{values.DRIVER_NAME}"].type == "gpu"'
+        f'device.driver == "{values.DRIVER_NAME}" && device.attributes["{values.DRIVER_NAME}"].type == "{kind}"'
     )
 
 

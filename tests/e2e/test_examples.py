@@ -45,6 +45,13 @@ ELSEWHERE = {
     "a-gpu-and-the-nearest-nic": "test_nics.py",
     "all-gpus-and-nics-of-a-node": "test_nics.py",
     "the-exact-nic": "test_nics_derived.py",
+    "a-mig-slice-by-memory": "test_mig_examples.py",
+    "a-mig-slice-by-profile": "test_mig_examples.py",
+    "the-first-mig-profile-that-is-free": "test_mig_examples.py",
+    "a-mig-slice-or-else-a-gpu": "test_mig_examples.py",
+    "several-mig-profiles": "test_mig_examples.py",
+    "two-mig-slices-of-different-gpus": "test_mig_examples.py",
+    "mig-extended-resource": "test_mig_examples.py",
 }
 OTHERS = {
     "extended-resource",

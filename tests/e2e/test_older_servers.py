@@ -31,7 +31,13 @@ from tests.fakes import server_cases
 
 KEEPS_TAINTS = {"1.35": False, "1.36": True}
 NOT_TAKEN = {
-    "1.35": {"extended-resource", "two-gpus-apart", "the-exact-nic"},
+    "1.35": {
+        "extended-resource",
+        "mig-extended-resource",
+        "two-gpus-apart",
+        "two-mig-slices-of-different-gpus",
+        "the-exact-nic",
+    },
     "1.36": {"the-exact-nic"},
 }
 QUICK = {"NEARFIELD_PROBE_INTERVAL": "1s"}
