@@ -33,6 +33,11 @@ class ClaimError(DriverError):
         self.retryable = retryable
 
 
+    def waited(self, seconds: float) -> None:
+        """Say as well how long was waited in vain."""
+        self.args = (f"{self} (waited {seconds:.0f} s)",)
+
+
 class RecordError(DriverError):
     """The record of prepared claims cannot be opened, read or written. `retryable`: it may soon, without anybody's help
     (another instance is at work on it).

@@ -8,18 +8,24 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from discovery import mig
+from discovery.errors import WorkError
 from driver import config, inventory
 from driver.app import hardware, late, reports
 from driver.prepare import (
+    attempt,
     cdi,
     cdidir,
     collector,
     devnodes,
     epoch,
     executor,
+    hands,
     index,
     locks,
     nodespec,
+    partitions,
+    releasing,
     rootfs,
     store,
 )
@@ -35,6 +41,8 @@ class PrepareRoom:
     reader: late.LateReader
     executor: executor.Executor
     collector: collector.Collector
+    releaser: releasing.Releaser
+    own: partitions.Own
 
     def open(self) -> None:
         """Open the record, take a place among the instances, bring files and rows together."""
@@ -54,7 +62,7 @@ def build(
 ) -> PrepareRoom:
     """Build the room; what it holds open is closed by `stack`. Nothing is read or written yet but lock files."""
     dialect = cdi.Dialect(driver=settings.driver_name, mock=settings.mocked)
-    node = executor.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
+    node = attempt.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
     directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect)
     record = store.Store(
         settings.state_dir,
@@ -76,7 +84,18 @@ def build(
         driver_version=lambda: _driver_version(readings),
     )
     reader = late.LateReader()
-    answers = executor.Executor(
+    own = partitions.Own(record)
+    worker = hands.Hands(_NoWork())
+    releaser = releasing.Releaser(
+        boot_id,
+        record=record,
+        hardware=worker,
+        own=own,
+        claim_locks=claim_locks,
+        leadership=leadership,
+        stop=stop,
+    )
+    attempts = attempt.Attempts(
         node,
         record=record,
         directory=directory,
@@ -85,6 +104,16 @@ def build(
         claim_locks=claim_locks,
         reader=reader,
         index=index.InventoryIndex(readings.state, look_again=readings.request_probe),
+        hardware=worker,
+        releaser=releaser,
+        reserve_s=executor.RESERVE_S,
+    )
+    answers = executor.Executor(
+        attempts,
+        record=record,
+        directory=directory,
+        claim_locks=claim_locks,
+        releaser=releaser,
         reports=told,
         stop=stop,
     )
@@ -108,7 +137,25 @@ def build(
         reader=reader,
         executor=answers,
         collector=care,
+        releaser=releaser,
+        own=own,
     )
+
+
+class _NoWork:
+    """Until there is somebody who works at the hardware."""
+
+    def create(self, *_: object, **__: object) -> tuple[mig.MigInstance, ...]:
+        raise WorkError("this version makes no MIG instances", kind="not-supported", retryable=False)
+
+    def destroy(self, *_: object, **__: object) -> None:
+        raise WorkError("this version removes no MIG instances", kind="not-supported", retryable=False)
+
+    def whole(self, *_: object, **__: object) -> None:
+        return
+
+    def close(self) -> None:
+        return
 
 
 def _driver_root(settings: config.Settings) -> rootfs.DriverRoot | None:

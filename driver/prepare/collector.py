@@ -18,7 +18,7 @@ from typing import Protocol
 
 from driver import condition, context, values
 from driver.errors import ApiError, ApiReason, RecordError
-from driver.prepare import cdidir, claims, epoch, executor, ledger, locks, nodespec, store
+from driver.prepare import attempt, cdidir, claims, epoch, ledger, locks, nodespec, store
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ class Collector:
 
     def __init__(
         self,
-        node: executor.Node,
+        node: attempt.Node,
         *,
         record: store.Store,
         directory: cdidir.CdiDirectory,
         node_spec: nodespec.NodeSpec,
         claim_locks: locks.Locks,
-        reader: executor.ClaimReader,
+        reader: attempt.ClaimReader,
         unpreparer: Unpreparer,
         leadership: epoch.Epoch,
         reports: Reports,
@@ -188,10 +188,10 @@ class Collector:
         self._look_at_all_s = self._clock() + pause_s
 
     def collect(self) -> None:
-        """Look every claim up once."""
+        """Look every claim up once; not those of which kubelet was told that they are gone."""
         if not self._may_act():
             return
-        summaries = self._record.summaries()
+        summaries = [s for s in self._record.summaries() if s.state is not ledger.ClaimState.RELEASING]
         for doubted in self._doubts.keys() - {summary.claim.uid for summary in summaries}:
             del self._doubts[doubted]
         for summary in summaries:

@@ -29,6 +29,7 @@ PARTITIONS_SINCE = 2
 """The oldest reader that may read an entry with a partition: an older one would give the whole GPU to another claim."""
 
 _MIG = "mig"
+_MADE_AT = "madeAt"
 
 
 class DamagedError(Exception):
@@ -76,7 +77,7 @@ class Result:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A claim in the record. `cdi_ids` has one tuple for each result; `hardware` says what must be put back:
-    `{"mig": [{"gpu": "0000:1b:00.0", "profileID": 19, "start": 0}]}`.
+    `{"mig": [{"gpu": "0000:1b:00.0", "profileID": 19, "start": 0}], "madeAt": 1764460800.0}`.
     """
 
     claim: values.ClaimRef
@@ -101,16 +102,29 @@ class Entry:
         """The MIG instances that were made for it, or may have been, and must be removed after it."""
         return _partitions(self.hardware)
 
+    def partition_of(self, device: HeldDevice) -> mig.Partition | None:
+        """The MIG instance that was made for a device of it, None where none was."""
+        start = None if device.place is None else device.place.start
+        parts = (part for part in self.partitions if str(part.gpu) == device.address and part.start == start)
+        return next(parts, None)
+
+    @property
+    def made_at(self) -> float | None:
+        """When its MIG instances were made, seconds since the epoch; None where none were."""
+        return _made_at(self.hardware)
+
     def devices_held(self) -> tuple[HeldDevice, ...]:
         """The devices of `holds`."""
         names = frozenset(self.holds)
         return tuple(device for device in self.devices if device.name in names)
 
 
-def hardware_of(partitions: Iterable[mig.Partition]) -> Mapping[str, Any]:
-    """What an entry says of the MIG instances that are made for it."""
+def hardware_of(partitions: Iterable[mig.Partition], *, made_at: float | None = None) -> Mapping[str, Any]:
+    """What an entry says of the MIG instances that are made for it, and when they were there (seconds since the epoch)."""
     found = [{"gpu": str(part.gpu), "profileID": part.profile_id, "start": part.start} for part in sorted(partitions)]
-    return {_MIG: found} if found else {}
+    if not found:
+        return {}
+    return {_MIG: found} if made_at is None else {_MIG: found, _MADE_AT: made_at}
 
 
 def overlap(one: HeldDevice, other: HeldDevice) -> bool:
@@ -370,6 +384,13 @@ def _partitions(hardware: Mapping[str, Any]) -> tuple[mig.Partition, ...]:
     return tuple(_partition(value) for value in _list(hardware.get(_MIG, [])))
 
 
+def _made_at(hardware: Mapping[str, Any]) -> float | None:
+    value = hardware.get(_MADE_AT)
+    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise DamagedError(f"{_shown(value)} stands where a time belongs")
+    return value
+
+
 def _partition(value: Any) -> mig.Partition:
     document = _object(value)
     try:
@@ -405,6 +426,7 @@ def _entry(
         hardware=_object(hardware),
     )
     _partitions(entry.hardware)
+    _made_at(entry.hardware)
     known = {device.name for device in entry.devices}
     if len(entry.results) != len(entry.cdi_ids) or not all(entry.cdi_ids):
         raise DamagedError("results and CDI ids do not belong together")

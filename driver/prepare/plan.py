@@ -9,7 +9,7 @@ their names: a GPU as a whole overlaps each of its parts, and two parts overlap 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from discovery import mig, model
@@ -165,20 +165,50 @@ def plan_prepare(
     return PreparePlan(entry=entry, columns=ledger.to_columns(entry), displaced=tuple(displaced), work=work)
 
 
-def completed(planned: PreparePlan, made: Mapping[str, mig.MigInstance]) -> PreparePlan | Rejection:
-    """The plan with the instances that were made for its devices, by name."""
+def completed(planned: PreparePlan, made: Mapping[str, mig.MigInstance], *, at: float) -> PreparePlan | Rejection:
+    """The plan with the instances that were made for its devices, by name, until `at` (seconds since the epoch)."""
     devices = []
     for device in planned.entry.devices:
         instance = made.get(device.name)
         if instance is not None and not instance.nodes:
-            return Rejection(
-                message=f"{planned.entry.claim}: {_without_nodes(device.name, instance)}",
-                retryable=True,
-                look_again=False,
-            )
+            message = f"{planned.entry.claim}: {_without_nodes(device.name, instance)}"
+            return Rejection(message=message, retryable=True)
         devices.append(device if instance is None else _with_instance(device, instance))
-    entry = replace(planned.entry, state=ledger.ClaimState.COMPLETED, devices=tuple(devices))
+    hardware = ledger.hardware_of(planned.entry.partitions, made_at=at)
+    entry = replace(planned.entry, state=ledger.ClaimState.COMPLETED, devices=tuple(devices), hardware=hardware)
     return replace(planned, entry=entry, columns=ledger.to_columns(entry), work=())
+
+
+def releasing(entry: ledger.Entry) -> PreparePlan:
+    """What is recorded of a claim whose instances cannot be removed now."""
+    entry = replace(entry, state=ledger.ClaimState.RELEASING)
+    return PreparePlan(entry=entry, columns=ledger.to_columns(entry))
+
+
+def again(entry: ledger.Entry, names: Collection[str], *, toggle: Mapping[str, bool]) -> PreparePlan:
+    """A plan that makes the instances of some devices of a prepared claim again. `toggle`: as in GpuWork, by the names of GPUs."""
+    wanted: dict[tuple[PciAddress, bool], dict[str, mig.Partition]] = {}
+    for device in entry.devices:
+        part = entry.partition_of(device) if device.name in names else None
+        if part is not None:
+            wanted.setdefault((part.gpu, toggle[values.gpu_of(device.name)]), {})[device.name] = part
+    work = tuple(GpuWork(gpu=gpu, toggle=may, wanted=parts) for (gpu, may), parts in sorted(wanted.items()))
+    return PreparePlan(entry=entry, columns=ledger.to_columns(entry), work=work)
+
+
+def seen_again(entry: ledger.Entry, devices: Mapping[str, Device | NotThere]) -> PreparePlan | Rejection:
+    """What to record of a prepared claim some of whose MIG instances somebody else has made again."""
+    held = []
+    for device in entry.devices:
+        found = devices.get(device.name)
+        if found is not None:
+            seen = _held(device.name, found, taken=True, known=None)
+            if isinstance(seen, Rejection):
+                return replace(seen, message=f"{entry.claim}: {seen.message}")
+            device = seen  # noqa: PLW2901 - as it is now
+        held.append(device)
+    entry = replace(entry, devices=tuple(held))
+    return PreparePlan(entry=entry, columns=ledger.to_columns(entry))
 
 
 def held_message(device: str, holder: Holder) -> str:
@@ -255,9 +285,7 @@ def _work(devices: Iterable[Device]) -> tuple[GpuWork, ...]:
                 found.setdefault(device.gpu.address, (device.gpu, {}))[1][device.name] = device.partition
         elif device.divisible:
             found[device.address] = (device, {})
-    return tuple(
-        GpuWork(gpu=address, toggle=gpu.toggle, wanted=wanted) for address, (gpu, wanted) in sorted(found.items())
-    )
+    return tuple(GpuWork(gpu=place, toggle=gpu.toggle, wanted=wanted) for place, (gpu, wanted) in sorted(found.items()))
 
 
 def addresses(devices: Iterable[Device | NotThere]) -> Sequence[PciAddress]:

@@ -9,14 +9,15 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from discovery import address, model
+from discovery import address, mig, model
 from driver import values
 from driver.errors import ApiError, ApiReason
 from driver.prepare import (
+    attempt,
     cdi,
     cdidir,
     collector,
@@ -24,12 +25,16 @@ from driver.prepare import (
     epoch,
     executor,
     files,
+    hands,
     locks,
     nodespec,
+    partitions,
     plan,
+    releasing,
     rootfs,
     store,
 )
+from tests.fakes import mighands
 
 DRIVER = values.DRIVER_NAME
 POOL = "node-1"
@@ -109,21 +114,55 @@ class ClaimFolder:
 
 
 class FixedIndex:
-    """Eight ready GPUs, until a test says otherwise."""
+    """Eight ready GPUs that are given out whole, until a test says otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, hardware: mighands.Hands | None = None) -> None:
         self.devices: dict[str, plan.Device | plan.NotThere] = {
             values.gpu_device_name(place): gpu(number) for number, place in enumerate(ADDRESSES)
         }
         self.looks = 0
+        self._hardware = hardware
+
+    def divide(self, *, toggle: bool = True) -> None:
+        """From now on all GPUs are of mode mig-dynamic."""
+        for number, place in enumerate(ADDRESSES):
+            whole = replace(gpu(number), divisible=True, toggle=toggle)
+            self.devices[whole.name] = whole
+            for profile, starts in mighands.PLACES.items():
+                for start in starts:
+                    part = plan.PartitionDevice(
+                        name=part_name(number, profile, start),
+                        gpu=whole,
+                        partition=mig.Partition(gpu=place, profile_id=profile, start=start),
+                        place=mig.MigPlacement(start=start, size=mighands.SIZES[profile]),
+                        dynamic=True,
+                    )
+                    self.devices[part.name] = part
 
     def find(self, name: str) -> plan.Device | plan.NotThere:
         """As the inventory's index."""
         return self.devices.get(name) or plan.NotThere(reason="no GPU of this name is on this node", retryable=False)
 
+    def lacks(self, name: str, uuid: str, *, since: float) -> bool:
+        """What the hardware says, as if it had been looked at just now."""
+        assert since < time.time()
+        device = self.devices[name]
+        assert isinstance(device, plan.PartitionDevice)
+        if self._hardware is None or not device.dynamic:
+            return device.instance is None or device.instance.uuid != uuid
+        seen = self._hardware.seen(device.partition.gpu, device.partition)
+        return seen is None or seen.uuid != uuid
+
     def look_again(self) -> None:
         """Counted."""
         self.looks += 1
+
+
+def part_name(number: int, profile: int, start: int) -> str:
+    """The device name of a place of one of the GPUs."""
+    return values.partition_device_name(
+        ADDRESSES[number], profile=mighands.NAMES[profile], profile_id=profile, start=start
+    )
 
 
 def gpu(number: int, *, state: model.GpuState = model.GpuState.READY, reason: str | None = None) -> plan.GpuDevice:
@@ -202,7 +241,8 @@ class Agent:
         self.stop_event = threading.Event()
         self.reports = Reports()
         self.api = ClaimFolder(node / "claims")
-        self.index = FixedIndex()
+        self.hardware = mighands.Hands(node / "hardware.json")
+        self.index = FixedIndex(self.hardware)
         self.dialect = cdi.Dialect(driver=DRIVER, mock=mock)
         state, dev = node / "state", node / "dev"
         files.make_private_directory(state)
@@ -210,7 +250,7 @@ class Agent:
             dev.mkdir()
             for number in range(len(NAMES)):
                 (dev / f"nvidia{number}").touch()
-        place = executor.Node(dialect=self.dialect, pool=POOL, boot_id=boot_id)
+        place = attempt.Node(dialect=self.dialect, pool=POOL, boot_id=boot_id)
         self.locks = locks.Locks(state, stop=self.stop_event)
         self.directory = self.directory_type(node / "cdi", dialect=self.dialect)
         self.nodes = devnodes.DeviceNodes(dev, mock=mock)
@@ -229,7 +269,20 @@ class Agent:
             driver_version=lambda: None,
         )
         self.epoch = epoch.Epoch(state)
-        self.executor = executor.Executor(
+        self.own = partitions.Own(self.record)
+        worker = hands.Hands(self.hardware)
+        self.releaser = releasing.Releaser(
+            boot_id,
+            record=self.record,
+            hardware=worker,
+            own=self.own,
+            claim_locks=self.locks,
+            leadership=self.epoch,
+            stop=self.stop_event,
+            look_s=0.02,
+            pauses_s=(0.05,),
+        )
+        self.attempts = attempt.Attempts(
             place,
             record=self.record,
             directory=self.directory,
@@ -238,6 +291,16 @@ class Agent:
             claim_locks=self.locks,
             reader=self.api,
             index=self.index,
+            hardware=worker,
+            releaser=self.releaser,
+            reserve_s=reserve_s,
+        )
+        self.executor = executor.Executor(
+            self.attempts,
+            record=self.record,
+            directory=self.directory,
+            claim_locks=self.locks,
+            releaser=self.releaser,
             reports=self.reports,
             stop=self.stop_event,
             wait_s=wait_s,

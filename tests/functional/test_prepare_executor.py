@@ -487,7 +487,7 @@ class BrokenReader:
 
 
 def test_an_error_of_our_own_is_one_claims_error(agent: Agent) -> None:
-    agent.executor._reader = BrokenReader()
+    agent.attempts._reader = BrokenReader()
     answer = agent.prepare(ref(1))
     assert isinstance(answer, values.Failed)
     assert "internal error (ZeroDivisionError)" in answer.message
@@ -504,14 +504,14 @@ class ForbiddingReader:
 
 
 def test_missing_rights_are_said_with_the_right_that_is_missing(agent: Agent) -> None:
-    agent.executor._reader = ForbiddingReader(403)
+    agent.attempts._reader = ForbiddingReader(403)
     answer = agent.prepare(ref(1))
     assert isinstance(answer, values.Failed)
     assert "needs `get` on resourceclaims" in answer.message
 
 
 def test_refused_credentials_are_not_called_missing_rights(agent: Agent) -> None:
-    agent.executor._reader = ForbiddingReader(401)
+    agent.attempts._reader = ForbiddingReader(401)
     answer = agent.prepare(ref(1))
     assert isinstance(answer, values.Failed)
     assert "cannot be read: it says no" in answer.message

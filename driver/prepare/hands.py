@@ -25,7 +25,7 @@ class _AbandonedError(Exception):
     """Another GPU of the claim could not begin, so this one does not."""
 
 
-class Hardware:
+class Hands:
     """Works for claims by `work`. Methods from any thread; they raise WorkError, and whatever `commit` raises."""
 
     def __init__(self, worker: work.Work) -> None:
