@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from discovery import model, peering, topology, upward
+from discovery import checkmig, model, peering, topology, upward
 from discovery import nics as pairing
 from discovery.address import PciAddress
 
@@ -127,6 +127,7 @@ def _gpus(snapshot: model.Snapshot) -> Iterator[str]:
             yield f"{gpu.address}: it has the cluster of a GPU fabric or a clique of one, but not both"
         if fabric.cluster_uuid is not None and fabric.state != "completed":
             yield f"{gpu.address}: it has a GPU fabric, and its registration is {fabric.state}"
+        yield from checkmig.violations(gpu)
     yield from _twice("UUID", ((gpu.uuid, gpu.address) for gpu in snapshot.gpus))
     yield from _twice("minor", ((gpu.minor, gpu.address) for gpu in snapshot.gpus))
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from discovery import errors, mig, model, nvmllibrary, nvmlnumbers
@@ -166,6 +166,7 @@ class MigGpu:
                 profile = noted(functools.partial(self._profile, info, number, memory_bytes))
                 if profile is not None:
                     named.setdefault(profile.id, profile)
+        named |= _revised(named)
         return Profiles(
             named=tuple(named[key] for key in sorted(named)),
             shapes=tuple(shapes[key] for key in sorted(shapes)),
@@ -358,6 +359,18 @@ class MigGpu:
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         return nvmllibrary.ask(self._pynvml, function, *arguments)
+
+
+def _revised(named: Mapping[int, mig.MigProfile]) -> dict[int, mig.MigProfile]:
+    """The one-slice profiles of more multiprocessors than the plain one has, as those of twice the memory on Hopper: what takes
+    all of them is not the plain compute instance, but its first revision.
+    """
+    plain = next((each.multiprocessors for each in named.values() if each.number == nvmlnumbers.ONE_SLICE), None)
+    return {
+        key: replace(each, compute_number=nvmlnumbers.ONE_SLICE_REVISED)
+        for key, each in named.items()
+        if plain is not None and each.slices == 1 and each.multiprocessors > plain
+    }
 
 
 def _takes_all(compute: Any, profile: Shape | mig.MigProfile) -> bool:

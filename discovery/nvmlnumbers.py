@@ -38,6 +38,12 @@ COMPUTE_OF_SLICES = {1: 0x0, 2: 0x1, 3: 0x2, 4: 0x3, 6: 0x6, 7: 0x4, 8: 0x5}
 """NVML_COMPUTE_INSTANCE_PROFILE_<n>_SLICE by n. NVML describes compute instances only where there is a GPU instance; that this
 one takes all of it is verified when one is made."""
 
+ONE_SLICE = 0x0
+"""NVML_GPU_INSTANCE_PROFILE_1_SLICE."""
+
+ONE_SLICE_REVISED = 0x7
+"""NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1."""
+
 _PROFILE_SUFFIXES = {
     0x7: "+me", 0x8: "+me", 0xF: "+me.all", 0x10: "+me.all", 0xD: "-me", 0xE: "-me",
     0xA: "+gfx", 0xB: "+gfx", 0xC: "+gfx", 0x11: "+gfx",

@@ -14,14 +14,12 @@ import gc
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
 from typing import Any
 
-from discovery import codec, errors, frames, options, overlay, probe, sysfs
+from discovery import codec, errors, options, overlay, probe, serving, sysfs
 
 _GRACE_S = 1.0
 """How long work under way may go on after the parent is gone, so that NVML is closed in order."""
@@ -35,18 +33,16 @@ VERBS: Mapping[str, Callable[[probe.Machine], Any]] = {
 
 def main() -> int:
     """Serve until the parent is gone, or until only a new process can go on."""
-    requests, answers = _take_pipes()
+    requests = serving.Requests(grace_s=_GRACE_S)
     source, settings = _arguments(*sys.argv[1:3])
-    inbox: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_receive, args=(requests, inbox), name="requests", daemon=True).start()
     gc.freeze()  # what was imported stays, and need not be looked at again
     machine: probe.Machine | None = None
     try:
-        while (request := inbox.get()) is not None:
-            frames.write(answers, {"began": True})
+        while (request := requests.next()) is not None:
+            requests.answer({"began": True})
             # Not before it is asked: a mock machine is rendered while this process starts.
             machine = machine or _machine(source, settings)
-            frames.write(answers, _answer(machine, request))
+            requests.answer(_answer(machine, request))
             if machine.outlived:
                 break
     except BrokenPipeError:
@@ -83,26 +79,6 @@ def _answer(machine: probe.Machine, request: Any) -> dict[str, Any]:
     except Exception as err:  # noqa: BLE001 - the door of this process: the parent hears of it, the log has the trace
         traceback.print_exc()
         return {"error": f"{type(err).__name__}: {err}", "retryable": True}
-
-
-def _take_pipes() -> tuple[int, int]:
-    """Descriptors of the two pipes, kept from everybody who prints or reads."""
-    requests, answers = os.dup(0), os.dup(1)
-    os.dup2(2, 1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return requests, answers
-
-
-def _receive(requests: int, inbox: SimpleQueue[Any]) -> None:
-    try:
-        while True:
-            inbox.put(frames.read(requests))
-    except frames.FrameError:
-        inbox.put(None)
-    time.sleep(_GRACE_S)
-    os._exit(0)
 
 
 def _arguments(text: str, descriptor: str | None = None) -> tuple[options.Source, options.ProbeOptions]:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that changes the hardware: `python -m discovery.hands ARGUMENTS`, started by workers.Workers.
+
+It does one request after the other: it says that it began; that it `waits`, if another process has its turn at the GPU; for
+instances to be made, that it `found` their places free, and changes nothing before its parent says `go`; then the answer.
+
+When its parent is gone it ends at once, unless a change is under way: that goes on for a while, since whoever comes next finds
+an end sooner than a half. What takes longer ends with the process, and with that its turn at the GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from discovery import codec, dividing, errors, mig, nvml, options, serving, sysfs, turns, work
+from discovery.address import PciAddress, parse
+
+_GRACE_S = 15.0
+"""A change of the MIG mode and seven instances take less."""
+
+
+class _DroppedError(Exception):
+    """The parent does not want it done after all."""
+
+
+class _Hands:
+    def __init__(self, requests: serving.Requests, source: options.Source, locks: Path) -> None:
+        self._requests = requests
+        self._source = source
+        self._locks = locks
+        self._divider: dividing.Divider | None = None
+        self.done = False
+        """Whether only another process can go on."""
+
+    def serve(self, request: Any) -> dict[str, Any]:
+        """Do a request. The answer is for the parent."""
+        try:
+            gpu = parse(request["gpu"])
+            with turns.turn(self._locks, gpu, lambda: self._requests.answer({"waits": True})):
+                if request["verb"] != "create":
+                    self._requests.grace_s = _GRACE_S
+                return {"answer": codec.encode(self._do(request, gpu))}
+        except errors.WorkError as err:
+            return {"error": str(err), "kind": err.kind, "retryable": err.retryable}
+        except dividing.OutlivedError as err:
+            self.done = True
+            return {"outlived": str(err)}
+        except _DroppedError:
+            return {"dropped": True}
+        except Exception as err:  # noqa: BLE001 - the door of this process: the parent hears of it, the log has the trace
+            traceback.print_exc()
+            return {"error": f"{type(err).__name__}: {err}", "kind": work.Kind.FAILED, "retryable": True}
+        finally:
+            self._requests.grace_s = 0.0
+
+    def _do(self, request: Any, gpu: PciAddress) -> tuple[mig.MigInstance, ...]:
+        if self._divider is None:
+            self._divider = divider(self._source)
+        places = tuple(codec.decode(mig.Partition, each, place="partition") for each in request.get("partitions", ()))
+        match request["verb"]:
+            case "create":
+                return self._divider.create(
+                    gpu, places, begun=request["begun"], toggle=request["toggle"], commit=self._commit
+                )
+            case "destroy":
+                self._divider.destroy(gpu, places)
+            case "whole":
+                self._divider.whole(gpu, toggle=request["toggle"])
+            case verb:
+                raise ValueError(f"no such request: {verb}")
+        return ()
+
+    def _commit(self) -> None:
+        self._requests.answer({"found": True})
+        if self._requests.next() != {"go": True}:
+            raise _DroppedError
+        self._requests.grace_s = _GRACE_S
+
+
+def divider(source: options.Source) -> dividing.Divider:
+    """The divider of a machine."""
+    library = None
+    if source.mock is not None:
+        from discovery.mock import library as mock_library  # noqa: PLC0415 - real hardware does without
+
+        library = mock_library.load_library(source.mock)
+    return dividing.Divider(
+        files=sysfs.Sysfs(sys=source.sys, proc=source.proc), session=nvml.Nvml(library, driver_root=source.driver_root)
+    )
+
+
+def main() -> int:
+    """Serve until the parent is gone, or until only a new process can go on."""
+    requests = serving.Requests(grace_s=0.0)
+    arguments = json.loads(sys.argv[1])
+    source = codec.decode(options.Source, arguments["source"], place="source")
+    hands = _Hands(requests, source, Path(arguments["locks"]))
+    gc.freeze()
+    try:
+        while not hands.done and (request := requests.next()) is not None:
+            requests.answer({"began": True})
+            requests.answer(hands.serve(request))
+    except BrokenPipeError:
+        pass  # the parent went away while we worked
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

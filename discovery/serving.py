@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The side of a child process in the conversation with its parent (process.py): requests come on standard input, answers go
+to what was standard output, and anything that prints lands on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from queue import SimpleQueue
+from typing import Any
+
+from discovery import frames
+
+
+class Requests:
+    """What the parent says, None once it is gone. The process is then ended `grace_s` later, even in the middle of a call that
+    hangs; that may be set to what the work under way is worth.
+    """
+
+    def __init__(self, *, grace_s: float) -> None:
+        """Takes the pipes from everybody who prints or reads. Once in a process."""
+        self._in, self._out = os.dup(0), os.dup(1)
+        os.dup2(2, 1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self.grace_s = grace_s
+        threading.Thread(target=self._receive, name="requests", daemon=True).start()
+
+    def next(self) -> Any:
+        """Wait for the next request."""
+        return self._inbox.get()
+
+    def answer(self, message: Any) -> None:
+        """Send an answer. Raises BrokenPipeError when the parent is gone."""
+        frames.write(self._out, message)
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._inbox.put(frames.read(self._in))
+        except frames.FrameError:
+            self._inbox.put(None)
+        time.sleep(self.grace_s)
+        os._exit(0)
