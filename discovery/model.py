@@ -416,8 +416,8 @@ class NvidiaDriver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One complete reading of a node. `taken_at` is seconds since the epoch and no part of the content:
-    `codec.same_content` leaves it out. The paths between its devices follow from it (paths.py).
+    """One complete reading of a node. `taken_at` is when the reading began, in seconds since the epoch, so that all
+    that was done before is in it; it is no part of the content: `codec.same_content` leaves it out. The paths between its devices follow from it (paths.py).
     """
 
     origin: Origin

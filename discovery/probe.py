@@ -78,6 +78,7 @@ class Machine:
     def probe(self) -> model.Snapshot:
         """A full look. Raises ProbeError when a root is not readable at all."""
         self._files.check_roots()
+        began = self._clock()
         self._nvml.close()  # a new session sees GPUs that came back
         found = findings.Findings()
         rdma = endpoints.class_devices(self._files, endpoints.RDMA, found)
@@ -94,7 +95,7 @@ class Machine:
             nic_list = datadirect.paired(located[pci.Kind.DATA_DIRECT], nic_list, vpds, found)
         snapshot = model.Snapshot(
             origin=self._origin,
-            taken_at=self._clock(),
+            taken_at=began,
             host=machine,
             nvidia_driver=driver,
             numa_nodes=system.numa_nodes(self._files, found),
