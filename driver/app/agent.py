@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from discovery import child, sysfs
 from discovery.errors import SourceError
 from driver import changes, config, inventory
-from driver.app import hardware, late, machine, parts, reports, room
+from driver.app import following, hardware, late, machine, parts, reports, room
 from driver.errors import ConfigError, DriverError
 from driver.kube import events
 from driver.kubelet import server
@@ -25,7 +25,10 @@ from driver.observe.metrics import Metrics
 from driver.prepare import executor, files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from driver.app import outside
+    from driver.sharing import effective
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +42,12 @@ class Agent:
         agent_config: config.AgentConfig,
         prober: child.ProbeChild,
         *,
+        load: Callable[[Path], config.AgentConfig],
         ending: Callable[[], None] = lambda: None,
     ) -> None:
-        """`prober` looks at the machine of the settings; it is closed at the end. `ending` is called when the end begins."""
+        """`prober` looks at the machine of the settings; it is closed at the end. `load` reads a configuration file. `ending` is
+        called when the end begins.
+        """
         self._settings = settings
         self._config = agent_config
         self._prober = prober
@@ -53,6 +59,15 @@ class Agent:
         self._patience_s = 0.0
         self._answers: executor.Executor | None = None
         self._failure: Exception | None = None
+        self._following = following.Following(
+            settings.config,
+            running=agent_config,
+            load=load,
+            changed=self._reconfigured,
+            refused=self._config_refused,
+        )
+        self._policies: effective.Effective | None = None
+        self._recorder: events.EventRecorder | None = None
         self._outside: outside.Outside | None = None
         self._outside_lock = threading.Lock()
 
@@ -65,6 +80,10 @@ class Agent:
             self._end()
         self._told.set()
         return self._patience_s
+
+    def reload(self) -> None:
+        """Read the configuration file again, as SIGHUP asks."""
+        self._following.again()
 
     def _end(self) -> None:
         self._stop.set()
@@ -94,6 +113,7 @@ class Agent:
         self._make_state_directory()
         metrics = Metrics(pool=settings.node_name)
         recorder = events.EventRecorder(component=settings.driver_name, host=settings.node_name, observer=metrics)
+        self._recorder = recorder
         told = reports.Reports(metrics, recorder, released=self._released)
         listeners = {
             option: listen.bind(address, option=option)
@@ -109,7 +129,16 @@ class Agent:
         hints = changes.Changes(lambda: hardware.listen(settings), stir=readings.stir, observer=metrics)
         stack.callback(hints.stop)
 
-        claims = room.build(settings, boot_id=boot_id, readings=readings, told=told, stop=self._stop, stack=stack)
+        claims = room.build(
+            settings,
+            given=self._config.sharing,
+            boot_id=boot_id,
+            readings=readings,
+            told=told,
+            stop=self._stop,
+            stack=stack,
+        )
+        self._policies = claims.policies
         self._spawn("hardware", lambda: self._read_hardware(readings, hints, claims.reader))
         claims.open()
         health = late.LateHealth()
@@ -131,11 +160,14 @@ class Agent:
         stack.callback(claims.executor.wake)
         kubelet.registration()
         self._answers = claims.executor
+        self._following.start()
+        stack.callback(self._following.stop)
         self._spawn("collector", claims.collector.run)
+        self._spawn("releasing", lambda: claims.releaser.run(lambda: self._put_back(claims.executor)))
         self._spawn("watcher", lambda: self._wake(readings, claims.executor))
         built = parts.Parts(
             settings=settings,
-            agent_config=self._config,
+            following=self._following,
             prober=self._prober,
             readings=readings,
             claims=claims,
@@ -206,10 +238,25 @@ class Agent:
         if self._outside is not None:
             self._outside.notify()
 
+    def _reconfigured(self) -> None:
+        """The configuration in effect is another."""
+        if self._policies is not None:
+            self._policies.set_rules(self._following.in_effect.sharing)
+        self._notify()
+
+    def _config_refused(self, message: str) -> None:
+        if self._recorder is not None:
+            self._recorder.node(reason="ConfigRefused", message=message)
+
     def _released(self) -> None:
         """Perhaps nobody holds a device any more that is gone."""
         if self._outside is not None:
             self._outside.released()
+
+    def _put_back(self, answers: executor.Executor) -> None:
+        """A claim that kubelet was told is gone let go of its devices at last."""
+        answers.wake()
+        self._released()
 
     def _make_state_directory(self) -> None:
         try:

@@ -9,7 +9,7 @@ import logging
 import threading
 
 from driver import config
-from driver.app import state
+from driver.app import sharing, state
 from driver.app.parts import Parts
 from driver.errors import ConfigError, DriverError
 from driver.kube import client
@@ -27,21 +27,17 @@ class Outside:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._options = devices.PublishOptions(
-            driver_name=parts.settings.driver_name,
-            numa_list=parts.agent_config.publish.numa_node is config.NumaNodeForm.LIST,
-            pcie_switches=parts.agent_config.publish.pcie_switches,
-        )
         self._publishing = publisher.Publisher(
             driver_name=parts.settings.driver_name,
             node_name=parts.settings.node_name,
             wanted_now=self._wanted,
             may_write=parts.claims.leadership.leads,
             holders=parts.claims.record.held_devices,
-            store=parts.claims.record,
+            store=sharing.Remembered(parts.claims.record, saved=parts.claims.policies.published_anew),
             events=parts.recorder,
             observer=parts.metrics,
             listed=parts.kubelet.resend_health,
+            waits=lambda: bool(parts.claims.policies.waiting),
             allow_coexistence=parts.settings.allow_coexistence,
         )
         self._state = state.AgentState(parts, self._publishing)
@@ -79,10 +75,23 @@ class Outside:
         for server in self._servers:
             server.stop()
 
-    def _wanted(self, _held: aim.Holders) -> wanted.Wanted:
-        """What should be offered, from the newest Snapshot."""
+    def _wanted(self, held: aim.Holders) -> wanted.Wanted:
+        """What should be offered, from the newest Snapshot and the policies that hold now."""
         known = self._parts.readings.state()
-        return wanted.from_snapshot(known.snapshot, options=self._options, why_not=known.error or "")
+        if known.snapshot is None:
+            return wanted.from_snapshot(None, options=self._options(), why_not=known.error or "")
+        shared = self._parts.claims.policies.look(known.snapshot, held=held)
+        return wanted.from_snapshot(
+            known.snapshot, options=self._options(), policies=shared.policies, findings=shared.findings
+        )
+
+    def _options(self) -> devices.PublishOptions:
+        publish = self._parts.following.in_effect.publish
+        return devices.PublishOptions(
+            driver_name=self._parts.settings.driver_name,
+            numa_list=publish.numa_node is config.NumaNodeForm.LIST,
+            pcie_switches=publish.pcie_switches,
+        )
 
     def _connect(self) -> None:
         """Get a client of the API server, however long that takes, and hand it to all who need one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from discovery import child
 from driver import config, inventory
-from driver.app import late, room
+from driver.app import following, late, room
 from driver.kube import events
 from driver.kubelet import server
 from driver.observe.metrics import Metrics
@@ -21,7 +21,8 @@ class Parts:
     """All of it is up and serving."""
 
     settings: config.Settings
-    agent_config: config.AgentConfig
+    following: following.Following
+    """The configuration in effect."""
     prober: child.Prober
     readings: inventory.Inventory
     claims: room.PrepareRoom

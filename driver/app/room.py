@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from discovery import mig
 from discovery.errors import WorkError
 from driver import config, inventory
-from driver.app import hardware, late, reports
+from driver.app import hardware, late, reports, sharing
 from driver.prepare import (
     attempt,
     cdi,
@@ -29,6 +30,7 @@ from driver.prepare import (
     rootfs,
     store,
 )
+from driver.sharing import effective, rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class PrepareRoom:
     """What serves claims. `reader` gets its client of the API server later."""
 
     record: store.Store
+    policies: effective.Effective
     leadership: epoch.Epoch
     node_spec: nodespec.NodeSpec
     reader: late.LateReader
@@ -54,13 +57,16 @@ class PrepareRoom:
 def build(
     settings: config.Settings,
     *,
+    given: Sequence[rules.Rule],
     boot_id: str,
     readings: inventory.Inventory,
     told: reports.Reports,
     stop: threading.Event,
     stack: contextlib.ExitStack,
 ) -> PrepareRoom:
-    """Build the room; what it holds open is closed by `stack`. Nothing is read or written yet but lock files."""
+    """Build the room; what it holds open is closed by `stack`. Nothing is read or written yet but lock files. `given`: the rules by
+    which GPUs are shared.
+    """
     dialect = cdi.Dialect(driver=settings.driver_name, mock=settings.mocked)
     node = attempt.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
     directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect)
@@ -71,6 +77,7 @@ def build(
         reports=told,
     )
     stack.callback(record.close)
+    policies = sharing.build(record, given)
     leadership = epoch.Epoch(settings.state_dir)
     stack.callback(leadership.close)
     claim_locks = locks.Locks(settings.state_dir, stop=stop)
@@ -103,7 +110,7 @@ def build(
         nodes=nodes,
         claim_locks=claim_locks,
         reader=reader,
-        index=index.InventoryIndex(readings.state, look_again=readings.request_probe),
+        index=index.InventoryIndex(readings.state, look_again=readings.request_probe, policies=policies.policies),
         hardware=worker,
         releaser=releaser,
         reserve_s=executor.RESERVE_S,
@@ -132,6 +139,7 @@ def build(
     )
     return PrepareRoom(
         record=record,
+        policies=policies,
         leadership=leadership,
         node_spec=node_spec,
         reader=reader,

@@ -31,6 +31,8 @@ class AgentState:
         self._record = parts.claims.record
         self._node_spec = parts.claims.node_spec
         self._kubelet = parts.kubelet
+        self._following = parts.following
+        self._policies = parts.claims.policies
         self._publishing = publishing
         self._api_problem: str | None = "The client of the API server is being set up"
         self._stopping = parts.stop
@@ -48,7 +50,10 @@ class AgentState:
         state = self._publishing.state()
         absent = sum(device.absent for device in state.devices)
         return gauges.Published(
-            slices=state.slices, generation=state.generation, tainted={"absent": absent}, findings=state.findings
+            slices=state.slices,
+            generation=state.generation,
+            tainted={"absent": absent},
+            findings=(*self._following.findings(), *state.findings),
         )
 
     def recorded(self) -> gauges.Recorded:
@@ -57,7 +62,15 @@ class AgentState:
 
     def sharing(self) -> partitions.Sharing:
         """How the GPUs are shared."""
-        return partitions.Sharing()
+        snapshot = self._hardware.snapshot()
+        try:
+            return partitions.Sharing(policies={} if snapshot is None else self._policies.policies(snapshot))
+        except RecordError:
+            return partitions.Sharing()
+
+    def config_refused(self) -> bool:
+        """Whether the configuration file is not valid now."""
+        return self._following.refused
 
     def registered(self) -> bool:
         """Whether kubelet has taken the driver."""
@@ -94,6 +107,7 @@ class AgentState:
         if hardware.error is not None:
             notes.append(hardware.error)
         notes += _overlay_problems(hardware.snapshot)
+        notes += [finding.message for finding in self._following.findings()]
         if (problem := self._node_spec.problem()) is not None:
             notes.append(f"No container can get a GPU: {problem}")
         return not missing, [*missing, *notes]
@@ -124,7 +138,7 @@ class AgentState:
             ready=ready,
             reasons=tuple(reasons),
             claims=claims,
-            publish_findings=self._publishing.state().findings,
+            publish_findings=(*self._following.findings(), *self._publishing.state().findings),
             record_error=record_error,
             picture=draw.svg(hardware.snapshot) if hardware.snapshot is not None else "",
         )

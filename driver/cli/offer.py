@@ -3,22 +3,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from discovery import model
+from discovery.address import PciAddress
 from driver import config
 from driver.publish import devices, wanted
+from driver.sharing import policy, rules
 
 
-def build(snapshot: model.Snapshot, parsed: Mapping[str, Any], agent: config.AgentConfig) -> wanted.Wanted:
-    """The decision of the agent, by the options of the command line and the configuration file."""
+def policies(snapshot: model.Snapshot, agent: config.AgentConfig) -> Mapping[PciAddress, rules.Policy]:
+    """How the configuration file shares the GPUs."""
+    return policy.resolve(agent.sharing, snapshot.gpus).policies
+
+
+def build(
+    snapshot: model.Snapshot, parsed: Mapping[str, Any], agent: config.AgentConfig, *, ours: Collection[str] = ()
+) -> wanted.Wanted:
+    """The decision of the agent, by the options of the command line and the configuration file. `ours`: names of devices that
+    claims have, among them the MIG instances that the agent has made.
+    """
     options = devices.PublishOptions(
         driver_name=parsed["driver_name"],
         numa_list=agent.publish.numa_node is config.NumaNodeForm.LIST,
         pcie_switches=agent.publish.pcie_switches,
     )
-    return wanted.from_snapshot(snapshot, options=options)
+    shared = policy.resolve(agent.sharing, snapshot.gpus)
+    return wanted.from_snapshot(
+        snapshot, options=options, policies=shared.policies, ours=ours, findings=shared.findings
+    )
 
 
 def offered(decided: wanted.Wanted) -> tuple[tuple[devices.Device, ...], str | None, tuple[model.Finding, ...]]:

@@ -9,14 +9,13 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from driver import config, overlay
 from driver.cli import run_options
-
-logger = logging.getLogger(__name__)
 
 PATIENCE_S = 45.0
 """How long a Prepare that is under way may go on after SIGTERM: kubelet waits no longer for its answer."""
@@ -48,11 +47,7 @@ EXIT_S = 0.5
 def command(**values: str | None) -> NoReturn:
     """Serve until told to stop."""
     settings = run_options.settings(**values)
-    agent_config = config.AgentConfig()
-    if settings.config is not None:
-        from driver import configfile
-
-        agent_config = configfile.load(settings.config)
+    agent_config = config.AgentConfig() if settings.config is None else _load(settings.config)
     document = overlay.load(settings.overlay, agent_config)
     from discovery import child
     from driver.app import hardware
@@ -65,7 +60,7 @@ def command(**values: str | None) -> NoReturn:
     prober.start()
     from driver.app import agent
 
-    running = agent.Agent(settings, agent_config, prober, ending=lambda: _end_in(STOP_S, 0))
+    running = agent.Agent(settings, agent_config, prober, load=_load, ending=lambda: _end_in(STOP_S, 0))
     signals = itertools.count()
 
     def stop(number: int, _frame: object) -> None:
@@ -74,8 +69,7 @@ def command(**values: str | None) -> NoReturn:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    # Its default action would end the agent at once, with its sockets left behind.
-    signal.signal(signal.SIGHUP, lambda *_: logger.warning("SIGHUP: the configuration is read at start only"))
+    signal.signal(signal.SIGHUP, lambda *_: running.reload())
     try:
         status = running.run()
     except BaseException:
@@ -93,6 +87,13 @@ def _leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _load(path: Path) -> config.AgentConfig:
+    """The configuration in a file. Raises ConfigError."""
+    from driver import configfile
+
+    return configfile.load(path)
 
 
 def _end_in(seconds: float, status: int) -> None:

@@ -245,6 +245,11 @@ DEVICE_TAINTED = Metric(
     help="Published devices that carry a taint of ours.",
     labels=(Label(name="reason", values=("absent",)),),
 )
+CONFIG_RELOAD_FAILED = Metric(
+    name="nearfield_config_reload_failed",
+    kind=Kind.GAUGE,
+    help="1 while the configuration file is not valid, and what was read before stays in effect; /readyz says why.",
+)
 KUBELET_REGISTERED = Metric(
     name="nearfield_kubelet_registered", kind=Kind.GAUGE, help="1 when kubelet has taken the driver."
 )
@@ -282,6 +287,7 @@ METRICS: tuple[Metric, ...] = (
     SLICE_GENERATION,
     SLICE_PUBLISH_TOTAL,
     DEVICE_TAINTED,
+    CONFIG_RELOAD_FAILED,
     KUBELET_REGISTERED,
     RPC_TOTAL,
     RPC_SECONDS,

@@ -50,6 +50,9 @@ class AgentState(Protocol):
     def sharing(self) -> partitions.Sharing:
         """How the GPUs are shared."""
 
+    def config_refused(self) -> bool:
+        """Whether the configuration file is not valid now."""
+
     def registered(self) -> bool:
         """Whether kubelet has taken the driver."""
 
@@ -89,6 +92,7 @@ def read(state: AgentState, *, pool: str, samples: Iterable[model.GpuSample]) ->
     if published.generation:
         yield Reading(metric=catalog.SLICE_GENERATION, value=published.generation)
     yield from _counted(catalog.DEVICE_TAINTED, published.tainted)
+    yield Reading(metric=catalog.CONFIG_RELOAD_FAILED, value=state.config_refused())
     yield Reading(metric=catalog.KUBELET_REGISTERED, value=state.registered())
     yield Reading(metric=catalog.READY, value=state.ready())
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from discovery import model
 from driver.publish import devices
@@ -43,19 +43,22 @@ def from_snapshot(
     why_not: str = "",
     policies: devices.Policies | None = None,
     ours: Collection[str] = (),
+    findings: Sequence[model.Finding] = (),
 ) -> Wanted:
-    """The answer that follows from a Snapshot; `why_not`: what keeps the node from being read where there is none. The others as
-    `devices.build_offer` takes them.
+    """The answer that follows from a Snapshot; `why_not`: what keeps the node from being read where there is none. `findings`: what
+    was odd about the policies. The others as `devices.build_offer` takes them.
     """
     if snapshot is None:
         return Undecided(reason=why_not or "The hardware of this node has not been read yet")
     offer = devices.build_offer(snapshot, options=options, policies=policies, ours=ours)
+    offer = replace(offer, findings=(*findings, *offer.findings))
     if offer.devices or not snapshot.gpus:
         return Offering(offer=offer)
     states = Counter(gpu.state.value for gpu in snapshot.gpus)
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     first = next((gpu.state_reason for gpu in snapshot.gpus if gpu.state_reason), None)
-    why = first or next((finding.message for finding in offer.findings), "")
+    odd = (finding.message for finding in offer.findings if finding.severity is not model.Severity.INFO)
+    why = first or next(odd, "")
     return Withheld(
         reason=f"None of the {len(snapshot.gpus)} NVIDIA GPUs of this node can be offered ({counted})"
         + (f": {why}" if why else ""),

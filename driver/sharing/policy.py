@@ -139,14 +139,7 @@ def _odd(rule: Rule, gpu: model.Gpu) -> Iterator[model.Finding]:
 
 def _odd_dynamic(rule: Rule, gpu: model.Gpu, finding: _Maker) -> Iterator[model.Finding]:
     assert gpu.mig_mode is not None
-    if not gpu.mig_profiles:
-        yield finding(
-            "sharing-not-possible",
-            model.Severity.WARNING,
-            "The configuration asks for mig-dynamic, and the MIG profiles of this GPU could not be read: no part of it is"
-            " offered until they can",
-        )
-    elif not offered_profiles(Policy(mode=rule.mode, profiles=rule.profiles), gpu):
+    if gpu.mig_profiles and not offered_profiles(Policy(mode=rule.mode, profiles=rule.profiles), gpu):
         names = ", ".join(profile.name for profile in gpu.mig_profiles)
         yield finding(
             "sharing-profiles-unknown",

@@ -67,6 +67,7 @@ class State:
     on_server: gauges.Published = field(default_factory=lambda: gauges.Published(generation=0))
     on_disk: gauges.Recorded | None = field(default_factory=gauges.Recorded)
     shared: partitions.Sharing = field(default_factory=partitions.Sharing)
+    refused: bool = False
 
     def inventory(self) -> inventory.InventoryState:
         return self.known
@@ -81,6 +82,9 @@ class State:
 
     def sharing(self) -> partitions.Sharing:
         return self.shared
+
+    def config_refused(self) -> bool:
+        return self.refused
 
     def registered(self) -> bool:
         return True
@@ -247,6 +251,7 @@ def test_the_state_is_read_at_the_scrape() -> None:
     assert series["nearfield_device_tainted"] == {labels(reason="absent"): 1}
     assert series["nearfield_claims_prepared"][()] == 3
     assert series["nearfield_kubelet_registered"][()] == 1
+    assert series["nearfield_config_reload_failed"][()] == 0
     assert series["nearfield_ready"][()] == 0
 
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policies of the GPUs, between the record, which knows what was published, and those who ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from driver.prepare import plan
+from driver.sharing import effective, rules
+
+
+class Record(Protocol):
+    """Where it is kept what was published. Every call may raise RecordError."""
+
+    def load_published(self) -> Mapping[str, Any]:
+        """What was saved last."""
+
+    def save_published(self, published: Mapping[str, Any], /) -> None:
+        """Keep it durably."""
+
+    def holders(self, names: Collection[str], /) -> Mapping[str, plan.Holder]:
+        """Who has some devices."""
+
+
+class Remembered:
+    """The record, for who publishes: what it saves is told to who decides on policies."""
+
+    def __init__(self, record: Record, *, saved: Callable[[], None]) -> None:
+        self._record = record
+        self._saved = saved
+
+    def load_published(self) -> Mapping[str, Any]:
+        """What was saved last. May raise RecordError."""
+        return self._record.load_published()
+
+    def save_published(self, published: Mapping[str, Any]) -> None:
+        """Keep it durably. May raise RecordError."""
+        self._record.save_published(published)
+        self._saved()
+
+
+def build(record: Record, given: Sequence[rules.Rule]) -> effective.Effective:
+    """The policies of the GPUs of this node."""
+    return effective.Effective(
+        given,
+        standing=lambda: _standing(record),
+        holders=lambda names: {name: str(holder.claim) for name, holder in record.holders(names).items()},
+    )
+
+
+def _standing(record: Record) -> Iterable[effective.Standing]:
+    from driver.app import standing  # noqa: PLC0415 - what it imports takes longer than kubelet should wait for a socket
+
+    return standing.read(record.load_published())
