@@ -15,7 +15,7 @@ of what is offered where the agent changes the mode itself: a claim that comes o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from discovery import mig, model
 from driver import values
@@ -153,10 +153,14 @@ def _foreign(
 
 
 def _profiles(listed: Iterable[mig.MigProfile]) -> dict[int, mig.MigProfile]:
-    """By id, the first of each: what NVML says is not trusted to be unique."""
+    """By id, the first of each, with one placement at each start: what NVML says is not trusted to be unique."""
     found: dict[int, mig.MigProfile] = {}
     for profile in listed:
-        found.setdefault(profile.id, profile)
+        places: dict[int, mig.MigPlacement] = {}
+        for placement in profile.placements:
+            if placement.size > 0 and placement.start >= 0:
+                places.setdefault(placement.start, placement)
+        found.setdefault(profile.id, replace(profile, placements=tuple(places.values())))
     return found
 
 
