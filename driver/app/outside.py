@@ -76,13 +76,17 @@ class Outside:
             server.stop()
 
     def _wanted(self, held: aim.Holders) -> wanted.Wanted:
-        """What should be offered, from the newest Snapshot and the policies that hold now."""
+        """What should be offered, from the newest Snapshot and the policies that hold now. Raises RecordError."""
         known = self._parts.readings.state()
         if known.snapshot is None:
             return wanted.from_snapshot(None, options=self._options(), why_not=known.error or "")
         shared = self._parts.claims.policies.look(known.snapshot, held=held)
         return wanted.from_snapshot(
-            known.snapshot, options=self._options(), policies=shared.policies, findings=shared.findings
+            known.snapshot,
+            options=self._options(),
+            policies=shared.policies,
+            ours=self._parts.claims.own.names(known.snapshot.taken_at),
+            findings=shared.findings,
         )
 
     def _options(self) -> devices.PublishOptions:
