@@ -8,12 +8,13 @@ and written through memory, so a wrong struct or a short buffer shows here as it
 from __future__ import annotations
 
 import ctypes
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from discovery.mock import abi
-from discovery.mock.driver import StatusError
+from discovery.mock.status import StatusError
 
 POINTER = ctypes.c_void_p
 UINT = ctypes.c_uint
@@ -23,16 +24,28 @@ TEXT = ctypes.c_char_p
 S = TypeVar("S", bound=ctypes.Structure)
 
 
+class First(enum.Enum):
+    """What the first argument of a C function is a handle of."""
+
+    NOTHING = enum.auto()
+    GPU = enum.auto()
+    DEVICE = enum.auto()
+    GPU_INSTANCE = enum.auto()
+    COMPUTE_INSTANCE = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """A C function: the types of its arguments, and its body. The body raises StatusError to fail.
 
-    The body gets the Driver, and for a device function the GPU (`state.Gpu`) in place of the first handle.
+    The body gets the Driver, and in place of the first handle what it stands for: `state.Gpu` and, where that is asked for,
+    `handles.MigPart | None`, `state.MigInstance`, `state.MigComputeInstance`. `root`: needs the right to change MIG.
     """
 
     body: Callable[..., None]
     arguments: tuple[type[Any], ...]
-    device: bool = False
+    first: First = First.NOTHING
+    root: bool = False
 
 
 def system(*arguments: type[Any]) -> Callable[[Callable[..., None]], Function]:
@@ -40,9 +53,26 @@ def system(*arguments: type[Any]) -> Callable[[Callable[..., None]], Function]:
     return lambda body: Function(body, arguments)
 
 
-def device(*arguments: type[Any]) -> Callable[[Callable[..., None]], Function]:
-    """Declares a function whose first argument is a device handle; `arguments` are the others."""
-    return lambda body: Function(body, (POINTER, *arguments), device=True)
+def device(*arguments: type[Any], root: bool = False) -> Callable[[Callable[..., None]], Function]:
+    """Declares a function whose first argument is the handle of a GPU; `arguments` are the others. For a MIG device it answers
+    NVML_ERROR_NOT_SUPPORTED.
+    """
+    return lambda body: Function(body, (POINTER, *arguments), First.GPU, root)
+
+
+def any_device(*arguments: type[Any]) -> Callable[[Callable[..., None]], Function]:
+    """Declares a function whose first argument is the handle of a GPU or of a MIG device."""
+    return lambda body: Function(body, (POINTER, *arguments), First.DEVICE)
+
+
+def gpu_instance(*arguments: type[Any], root: bool = False) -> Callable[[Callable[..., None]], Function]:
+    """Declares a function whose first argument is the handle of a GPU instance."""
+    return lambda body: Function(body, (POINTER, *arguments), First.GPU_INSTANCE, root)
+
+
+def compute_instance(*arguments: type[Any], root: bool = False) -> Callable[[Callable[..., None]], Function]:
+    """Declares a function whose first argument is the handle of a compute instance."""
+    return lambda body: Function(body, (POINTER, *arguments), First.COMPUTE_INSTANCE, root)
 
 
 def wanted(value: Any) -> Any:

@@ -14,22 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from discovery.address import PciAddress
-from discovery.mock import abi, fault, live, state
+from discovery.mock import abi, fault, live, mighardware, state
 from discovery.mock import view as viewing
+from discovery.mock.status import StatusError
 
 _POLL_S = 0.05
 """How often a call that waits looks whether the state changed: another process may have changed it."""
 
 _FIRST_HANDLE = 0x4E56_4D4C_0000
 _HANDLE_STEP = 0x100
-
-
-class StatusError(Exception):
-    """An NVML call ends with this nvmlReturn_t."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(abi.ERROR_STRINGS.get(status, b"").decode() or str(status))
-        self.status = status
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +36,8 @@ class EventSet:
 class Driver:
     """The library's memory."""
 
-    def __init__(self, file: live.LiveFile, *, clock: Callable[[], float]) -> None:
+    def __init__(self, file: live.LiveFile, *, hand: mighardware.Hand, clock: Callable[[], float]) -> None:
+        self.hand = hand
         self._file = file
         self._clock = clock
         self._mutex = threading.Lock()
@@ -117,11 +111,13 @@ class Driver:
             raise StatusError(status)
         return system
 
-    def suffer(self, function: str, pci: PciAddress | None) -> viewing.View:
-        """The hangs, crashes and errors that are on for a call; what there is once none is."""
+    def suffer(self, function: str, pci: PciAddress | None, *, after: bool = False) -> viewing.View:
+        """The hangs, crashes and errors that are on for a call; what there is once none is. `after`: those that let it take
+        effect first.
+        """
         while True:
             current = self._now()
-            hits = current.faults_of(function, pci)
+            hits = current.faults_of(function, pci, after=after)
             if not hits:
                 return current
             for hit in hits:
@@ -141,9 +137,13 @@ class Driver:
                 self._objects[handle] = key
             return handle
 
+    def key(self, handle: int | None) -> object:
+        """What a handle stands for, None for one that nobody gave."""
+        return self._objects.get(handle or 0)
+
     def address_of(self, handle: int | None) -> PciAddress:
         """The GPU that a handle stands for."""
-        key = self._objects.get(handle or 0)
+        key = self.key(handle)
         if not isinstance(key, PciAddress):
             raise StatusError(abi.INVALID_ARGUMENT)
         return key

@@ -71,6 +71,8 @@ class Fault:
     """C name of the NVML function; without it every one is hit, or every one that takes a handle of the target."""
     error: int | None = None
     """nvmlReturn_t."""
+    after: bool | None = None
+    """Whether the call does its work first: an instance is made, and nobody is told."""
     signal: int | None = None
     """Signal number; 6 (SIGABRT) without it."""
 
@@ -91,9 +93,9 @@ RULES = {
     Kind.GPU_LOST: _rule("target"),
     Kind.FALLEN_OFF: _rule("target"),
     Kind.XID: _rule("target xid"),
-    Kind.NVML_HANG: _rule(takes="target function"),
-    Kind.NVML_CRASH: _rule(takes="target function signal"),
-    Kind.NVML_ERROR: _rule("error", takes="target function"),
+    Kind.NVML_HANG: _rule(takes="target function after"),
+    Kind.NVML_CRASH: _rule(takes="target function after signal"),
+    Kind.NVML_ERROR: _rule("error", takes="target function after"),
     Kind.LINK_DOWN: _rule("target", takes="link"),
     Kind.NARROW_LINK: _rule("target width"),
     Kind.NUMA_UNKNOWN: _rule(takes="target"),

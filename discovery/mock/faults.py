@@ -15,7 +15,19 @@ from pathlib import Path
 
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import configspace, cpulists, fault, hotplug, live, procnet, recording, treefiles, ueventsocket
+from discovery.mock import (
+    configspace,
+    cpulists,
+    fault,
+    hotplug,
+    live,
+    migfiles,
+    procnet,
+    recording,
+    treefiles,
+    ueventsocket,
+)
+from discovery.mock import view as viewing
 from discovery.mock.fault import Fault, Kind, Placed
 from discovery.mock.recording import Entry, Link
 
@@ -113,6 +125,7 @@ class Timeline:
             before, after = effects(base, state.applied), effects(base, active)
             told = hotplug.events(_under(base, before), _under(base, after))
             _write(self._directory, base, before, after)
+            migfiles.repair(self._directory, viewing.view(state, now=now))
             state = dataclasses.replace(state, applied=active, seqnum=state.seqnum + len(told))
             self._file.write(state)
             first = state.seqnum - len(told) + 1

@@ -16,13 +16,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import abi, call, faults, library_device, library_links, live
-from discovery.mock.driver import Driver, StatusError
+from discovery.mock import (
+    abi,
+    call,
+    faults,
+    handles,
+    library_device,
+    library_links,
+    library_mig,
+    library_migcompute,
+    live,
+    mighardware,
+    state,
+)
+from discovery.mock.call import First
+from discovery.mock.driver import Driver
+from discovery.mock.status import StatusError
 
 logger = logging.getLogger(__name__)
 
-FUNCTIONS = {**library_device.FUNCTIONS, **library_links.FUNCTIONS}
+FUNCTIONS = {
+    **library_device.FUNCTIONS,
+    **library_links.FUNCTIONS,
+    **library_mig.FUNCTIONS,
+    **library_migcompute.FUNCTIONS,
+}
 
 _UNTYPED = ctypes.CFUNCTYPE(ctypes.c_int)
 """What a symbol of a loaded library is to ctypes: a function of unknown arguments that returns int."""
@@ -38,7 +58,8 @@ class Library:
         file = live.LiveFile(directory)
         nvml = file.read().nvml
         self._missing = () if nvml is None else nvml.system.missing_functions
-        self._driver = Driver(file, clock=clock)
+        hand = mighardware.Hand(directory, file, clock=clock)
+        self._driver = Driver(file, hand=hand, clock=clock)
         self._thunks: list[object] = []
         self._strings = {status: ctypes.create_string_buffer(text) for status, text in abi.ERROR_STRINGS.items()}
 
@@ -83,14 +104,20 @@ class Library:
         def on_session(*arguments: Any) -> None:
             driver.enter(name, None)
             body(driver, *arguments)
+            driver.suffer(name, None, after=True)
 
-        def on_device(handle: int | None, *arguments: Any) -> None:
-            pci = driver.address_of(handle)
+        def on_object(handle: int | None, *arguments: Any) -> None:
+            key = driver.key(handle)
+            pci = _gpu_of(key)
             current = driver.enter(name, pci)
-            body(driver, driver.device(current, pci, name), *arguments)
+            gpu = driver.device(current, pci, name)
+            if function.root and current.system is not None and not current.system.privileged:
+                raise StatusError(abi.NO_PERMISSION)
+            body(driver, *_subject(function.first, key, gpu), *arguments)
+            driver.suffer(name, pci, after=True)
 
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, *function.arguments)
-        return prototype(self._guarded(name, on_device if function.device else on_session))
+        return prototype(self._guarded(name, on_session if function.first is First.NOTHING else on_object))
 
     def _guarded(self, name: str, body: Callable[..., None]) -> Callable[..., int]:
         """A C caller knows no exceptions: one that left here would be taken for success."""
@@ -111,10 +138,43 @@ class Library:
         return called
 
 
+def _gpu_of(key: object) -> PciAddress:
+    """The GPU that the object of a handle is, or is a part of."""
+    match key:
+        case PciAddress():
+            return key
+        case handles.MigDevice() | handles.GpuInstance() | handles.ComputeInstance():
+            return key.pci
+        case _:
+            raise StatusError(abi.INVALID_ARGUMENT)
+
+
+def _subject(first: First, key: object, gpu: state.Gpu) -> tuple[object, ...]:
+    """What a body gets for the first handle."""
+    match first, key:
+        case First.GPU, PciAddress():
+            return (gpu,)
+        case First.DEVICE, PciAddress():
+            return gpu, None
+        case First.GPU, handles.MigDevice():
+            key.instance.found(gpu)
+            raise StatusError(abi.NOT_SUPPORTED)
+        case First.DEVICE, handles.MigDevice():
+            instance, compute = key.instance.found(gpu)
+            return gpu, handles.MigPart(instance=instance, compute=compute)
+        case First.GPU_INSTANCE, handles.GpuInstance():
+            return gpu, key.found(gpu)
+        case First.COMPUTE_INSTANCE, handles.ComputeInstance():
+            return gpu, *key.found(gpu)
+        case _:
+            raise StatusError(abi.INVALID_ARGUMENT)
+
+
 def load_library(directory: Path) -> Library:
     """The library of a machine that `render` wrote, with its timed faults running. DocumentError when there is none."""
     timeline = faults.Timeline(directory)
     timeline.advance(time.time())
+    mighardware.repair(directory)
     threading.Thread(target=_follow, args=(timeline,), name="mock-faults", daemon=True).start()
     return Library(directory)
 

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from discovery import address
-from discovery.mock import abi, call, state
-from discovery.mock.driver import Driver, StatusError
+from discovery.mock import abi, call, handles, library_mig, state
+from discovery.mock.driver import Driver
+from discovery.mock.status import StatusError
+
+_MIG = "MIG-"
 
 
 @call.system(call.POINTER, call.UINT)
@@ -43,6 +46,13 @@ def _by_index(driver: Driver, index: int, out: int | None) -> None:
 
 @call.system(call.TEXT, call.POINTER)
 def _by_uuid(driver: Driver, uuid: bytes | None, out: int | None) -> None:
+    text = (uuid or b"").decode(errors="replace")
+    for gpu in driver.view().gpus if text.startswith(_MIG) else ():
+        for part in handles.mig_devices(gpu):
+            if text in (part.compute.uuid, f"{_MIG}{gpu.uuid}/{part.instance.id}/{part.compute.id}"):
+                driver.device(driver.view(), gpu.pci, "nvmlDeviceGetHandleByUUID")
+                call.put(out, ctypes.c_void_p, library_mig.device_handle(driver, gpu, part))
+                return
     _find(driver, uuid, "nvmlDeviceGetHandleByUUID", out, lambda gpu, text: gpu.uuid == text)
 
 
@@ -80,9 +90,23 @@ def _hand_out(driver: Driver, gpu: state.Gpu, function: str, out: int | None) ->
     call.put(out, ctypes.c_void_p, driver.handle(gpu.pci))
 
 
-@call.device(call.POINTER)
-def _index(driver: Driver, gpu: state.Gpu, out: int | None) -> None:
+@call.any_device(call.POINTER)
+def _index(driver: Driver, gpu: state.Gpu, part: handles.MigPart | None, out: int | None) -> None:
+    """Of a MIG device its index on the GPU."""
+    if part is not None:
+        call.put(out, ctypes.c_uint, handles.mig_devices(gpu).index(part))
+        return
     call.put(out, ctypes.c_uint, [other.pci for other in driver.view().gpus].index(gpu.pci))
+
+
+@call.any_device(call.POINTER, call.UINT)
+def _uuid(_driver: Driver, gpu: state.Gpu, part: handles.MigPart | None, out: int | None, length: int) -> None:
+    call.put_text(out, length, call.wanted(gpu.uuid if part is None else part.compute.uuid))
+
+
+@call.any_device(call.POINTER, call.UINT)
+def _name(_driver: Driver, gpu: state.Gpu, part: handles.MigPart | None, out: int | None, length: int) -> None:
+    call.put_text(out, length, call.wanted(gpu.name if part is None else library_mig.device_name(gpu, part)))
 
 
 @call.device(call.POINTER)
@@ -107,47 +131,28 @@ def _compute_capability(_driver: Driver, gpu: state.Gpu, major: int | None, mino
     call.put(minor, ctypes.c_int, value[1])
 
 
-@call.device(call.POINTER)
-def _memory(_driver: Driver, gpu: state.Gpu, out: int | None) -> None:
-    memory = call.wanted(gpu.memory)
+@call.any_device(call.POINTER)
+def _memory(_driver: Driver, gpu: state.Gpu, part: handles.MigPart | None, out: int | None) -> None:
+    memory = call.wanted(gpu.memory if part is None else library_mig.device_memory(gpu, part))
     info = call.struct(out, abi.Memory)
     info.total, info.used = memory.total, memory.used + memory.reserved
     info.free = memory.total - info.used
 
 
-@call.device(call.POINTER)
-def _memory_v2(_driver: Driver, gpu: state.Gpu, out: int | None) -> None:
-    memory = call.wanted(gpu.memory)
+@call.any_device(call.POINTER)
+def _memory_v2(_driver: Driver, gpu: state.Gpu, part: handles.MigPart | None, out: int | None) -> None:
+    memory = call.wanted(gpu.memory if part is None else library_mig.device_memory(gpu, part))
     info = call.versioned(out, abi.MemoryV2)
     assert isinstance(info, abi.MemoryV2)
     info.total, info.reserved, info.used = memory.total, memory.reserved, memory.used
     info.free = memory.total - memory.reserved - memory.used
 
 
-@call.device(call.POINTER, call.POINTER)
-def _mig_mode(_driver: Driver, gpu: state.Gpu, current: int | None, pending: int | None) -> None:
-    mig = call.wanted(gpu.mig)
-    call.put(current, ctypes.c_uint, mig.current)
-    call.put(pending, ctypes.c_uint, mig.pending)
-
-
-@call.device(call.POINTER)
-def _max_mig_devices(_driver: Driver, gpu: state.Gpu, out: int | None) -> None:
-    call.put(out, ctypes.c_uint, 0 if gpu.mig is None else gpu.mig.max_devices)
-
-
-@call.device(call.UINT, call.POINTER)
-def _mig_device(_driver: Driver, gpu: state.Gpu, _index: int, _out: int | None) -> None:
-    raise StatusError(abi.NOT_SUPPORTED if gpu.mig is None or not gpu.mig.current else abi.NOT_FOUND)
-
-
-@call.device(call.POINTER)
-def _is_mig_device(_driver: Driver, _gpu: state.Gpu, out: int | None) -> None:
-    call.put(out, ctypes.c_uint, 0)
-
-
 @call.device(call.POINTER)
 def _utilization(_driver: Driver, gpu: state.Gpu, out: int | None) -> None:
+    """Not of a GPU in MIG mode (nvml.h)."""
+    if gpu.mig is not None and gpu.mig.current:
+        raise StatusError(abi.NOT_SUPPORTED)
     value = call.wanted(gpu.utilization)
     rates = call.struct(out, abi.Utilization)
     rates.gpu, rates.memory = value
@@ -190,6 +195,9 @@ def _remapped_rows(
     pending: int | None,
     failed: int | None,
 ) -> None:
+    """Not of a GPU with MIG instances (nvml.h)."""
+    if gpu.mig is not None and gpu.mig.instances:
+        raise StatusError(abi.NOT_SUPPORTED)
     rows = call.wanted(gpu.remapped_rows)
     call.put(corrected, ctypes.c_uint, rows.corrected)
     call.put(uncorrected, ctypes.c_uint, rows.uncorrected)
@@ -232,17 +240,13 @@ FUNCTIONS = {
     "nvmlDeviceGetCudaComputeCapability": _compute_capability,
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory_v2,
-    "nvmlDeviceGetMigMode": _mig_mode,
-    "nvmlDeviceGetMaxMigDeviceCount": _max_mig_devices,
-    "nvmlDeviceGetMigDeviceHandleByIndex": _mig_device,
-    "nvmlDeviceIsMigDeviceHandle": _is_mig_device,
     "nvmlDeviceGetUtilizationRates": _utilization,
     "nvmlDeviceGetTemperature": _temperature,
     "nvmlDeviceGetEccMode": _ecc_mode,
     "nvmlDeviceGetTotalEccErrors": _ecc_errors,
     "nvmlDeviceGetRemappedRows": _remapped_rows,
-    "nvmlDeviceGetUUID": _text(operator.attrgetter("uuid")),
-    "nvmlDeviceGetName": _text(operator.attrgetter("name")),
+    "nvmlDeviceGetUUID": _uuid,
+    "nvmlDeviceGetName": _name,
     "nvmlDeviceGetSerial": _text(operator.attrgetter("serial")),
     "nvmlDeviceGetVbiosVersion": _text(operator.attrgetter("vbios")),
     "nvmlDeviceGetMinorNumber": _number(operator.attrgetter("minor")),

@@ -7,7 +7,8 @@ import ctypes
 
 from discovery import address
 from discovery.mock import abi, call, library_device, state
-from discovery.mock.driver import Driver, StatusError
+from discovery.mock.driver import Driver
+from discovery.mock.status import StatusError
 
 
 def _link(gpu: state.Gpu, number: int) -> state.NvLink:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from discovery import codec
 from discovery.errors import DocumentError
@@ -27,6 +27,8 @@ from discovery.mock import fault, state
 
 FILE = "nvml.json"
 LOCK = "nvml.lock"
+
+T = TypeVar("T")
 
 _BEFORE_GPUS = ', "gpus": [\n'
 _BETWEEN_GPUS = ",\n"
@@ -129,5 +131,5 @@ class LiveFile:
         self._lines = dict(zip(lines, gpus, strict=True))
         return dataclasses.replace(live, nvml=dataclasses.replace(live.nvml, gpus=gpus))
 
-    def _decode(self, cls: type[Any], obj: object, place: str) -> Any:
+    def _decode(self, cls: type[T], obj: object, place: str) -> T:
         return codec.decode(cls, obj, place=f"{self._path}{place}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from discovery.errors import DocumentError
-from discovery.mock import faults, live, recording, treefiles
+from discovery.mock import faults, live, migfiles, recording, treefiles, view
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ def render(machine: recording.Recording, directory: Path, *, clock: Callable[[],
         _refuse_others(directory)
         with file.locked():
             if _rendered(file) == digest:
+                migfiles.repair(directory, view.view(file.read(), now=clock()))
                 return MockTree(directory)
             _clear(directory)
             (directory / faults.RECORDING_FILE).write_bytes(dumped)
@@ -59,10 +60,16 @@ def render(machine: recording.Recording, directory: Path, *, clock: Callable[[],
             since = clock()
             placed = faults.place(recording.Tree(machine.files), machine.faults, since=since)
             file.write(live.Live(recording=digest, nvml=machine.nvml, faults=placed))
+            migfiles.repair(directory, view.view(file.read(), now=since))
     except OSError as err:
         raise DocumentError(f"{directory}: cannot write the mock machine {machine.name}: {err}") from err
     faults.Timeline(directory).advance(since)
     return MockTree(directory)
+
+
+def stands(machine: recording.Recording, directory: Path) -> bool:
+    """Whether a directory holds this Recording, completely rendered."""
+    return _rendered(live.LiveFile(directory)) == hashlib.sha256(recording.dump(machine)).hexdigest()
 
 
 def _rendered(file: live.LiveFile) -> str | None:

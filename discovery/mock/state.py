@@ -28,6 +28,8 @@ class System:
     """Functions that this driver's library has not, of those that the mock has."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Functions without a GPU that fail, nvmlInitWithFlags among them: C name -> nvmlReturn_t."""
+    privileged: bool = True
+    """Whether the caller may change MIG, which needs root or /dev/nvidia-caps/nvidia-cap1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,22 +97,24 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigComputeInstance:
-    """A compute instance. `uuid` is that of its MIG device."""
+    """A compute instance. `uuid` is that of its MIG device. `serial`: as of a GPU instance."""
 
     id: int
     profile_id: int
     placement: MigPlacement
     uuid: str
+    serial: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """A GPU instance."""
+    """A GPU instance. `serial` tells it from one that had its id before, for which a handle may still be held."""
 
     id: int
     profile_id: int
     placement: MigPlacement
     compute: tuple[MigComputeInstance, ...] = ()
+    serial: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,8 @@ class Mig:
     """In order of `number`."""
     instances: tuple[MigInstance, ...] = ()
     times: MigTimes = MigTimes()
+    made: int = 0
+    """How many instances of both kinds the driver has made: the last serial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +210,16 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A compute process on a GPU, or on one of its MIG devices (nvmlProcessInfo_t). `memory` in bytes."""
+
+    pid: int
+    memory: int = 0
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU, in the order of NVML's index. `pci_device_id` and `pci_subsystem_id` hold the device in the upper 16 bits."""
 
@@ -241,6 +257,7 @@ class Gpu:
     serial: str | None = None
     vbios: str | None = None
     supported_events: int | None = None
+    processes: tuple[Process, ...] = ()
     peers: Mapping[PciAddress, Peer] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
     """Functions that fail for this GPU: C name -> nvmlReturn_t."""

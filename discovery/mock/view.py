@@ -40,9 +40,13 @@ class View:
         gpus = tuple(gpu for gpu in self.gpus if gpu.pci in known)
         return dataclasses.replace(self, gpus=gpus, by_address={gpu.pci: gpu for gpu in gpus})
 
-    def faults_of(self, function: str, pci: PciAddress | None) -> tuple[fault.Fault, ...]:
-        """The faults that hit one call."""
-        return tuple(hit for hit in self.call_faults if hit.target in (None, pci) and hit.function in (None, function))
+    def faults_of(self, function: str, pci: PciAddress | None, *, after: bool = False) -> tuple[fault.Fault, ...]:
+        """The faults that hit one call, before it did anything or after."""
+        return tuple(
+            hit
+            for hit in self.call_faults
+            if hit.target in (None, pci) and hit.function in (None, function) and bool(hit.after) == after
+        )
 
 
 def view(now_live: live.Live, *, now: float) -> View:
