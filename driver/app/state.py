@@ -141,6 +141,7 @@ class AgentState:
             publish_findings=(*self._following.findings(), *self._publishing.state().findings),
             record_error=record_error,
             picture=draw.svg(hardware.snapshot) if hardware.snapshot is not None else "",
+            sharing=self.sharing(),
         )
 
 

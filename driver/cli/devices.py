@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from discovery import matrix, model
 from discovery.address import PciAddress
-from driver.cli import offer, output, parameters, source
+from driver.cli import divided, offer, output, parameters, source
 from driver.publish import attributes, devices, wire
+
+MIG_COLUMNS = (("PROFILE", attributes.PROFILE),)
+"""Shown where a MIG instance is."""
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("PRODUCT", attributes.PRODUCT_NAME),
+    *MIG_COLUMNS,
     ("MEMORY", ""),
     ("NUMA", attributes.NUMA_NODE),
     ("ROOT", attributes.PCIE_ROOT),
@@ -31,7 +37,8 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     help="""Show the devices that would be published.
 
     In the order in which they would be offered: the scheduler takes the first that fit. What keeps a GPU from being offered
-    is listed below. NUMA nodes, switches and rails that a person gave are marked with a *.""",
+    is listed below. NUMA nodes, switches and rails that a person gave are marked with a *. Of a GPU that is or may be divided
+    by MIG a bar shows its memory slices; every place for an instance is listed with -o json only.""",
     epilog="""\b
     Examples:
       nearfield devices
@@ -45,20 +52,26 @@ def command(output_format: output.Format, **values: str | None) -> None:
     parsed = source.parse(values)
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
-    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent))
+    held = source.held(parsed)
+    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent, ours=held or ()))
+    parted = divided.divided(snapshot, policies=offer.policies(snapshot, agent), held=held)
     if output_format is not output.Format.TABLE:
         items = [
             {"address": str(device.address), **wire.device_to_json(device, driver_name=parsed["driver_name"])}
             for device in offered
         ]
-        output.write_document(output.items("DeviceList", items), output_format)
+        more = {"divided": [divided.item(gpu) for gpu in parted]} if parted else {}
+        output.write_document({**output.items("DeviceList", items), **more}, output_format)
         return
+    shown = [device for device in offered if attributes.UUID in device.attributes]
     if offered:
         given = _given(snapshot)
+        columns = [column for column in COLUMNS if column not in MIG_COLUMNS or _has(shown, column[1])]
         output.write_table(
-            ("DEVICE", *(head for head, _ in COLUMNS)), [_row(device, given[device.address]) for device in offered]
+            ("DEVICE", *(head for head, _ in columns)),
+            [_row(device, columns, given[device.address]) for device in shown],
         )
-        if any(given[device.address] for device in offered):
+        if any(given[device.address] for device in shown):
             output.write_line()
             output.write_line(
                 f"{matrix.GIVEN} given by a person, as is what follows from it: pair, quad, NIC and distance"
@@ -67,12 +80,26 @@ def command(output_format: output.Format, **values: str | None) -> None:
         output.write_line(reason + ".")
     else:
         output.write_line("There is no NVIDIA GPU on this machine.")
+    if parted:
+        output.write_line()
+        output.write_table(divided.COLUMNS, [divided.row(gpu) for gpu in parted])
+        output.write_line(divided.LEGEND)
+        if len(shown) < len(offered):
+            output.write_line(f"{len(offered) - len(shown)} places for MIG instances are offered; -o json lists them")
     output.write_findings((*snapshot.findings, *findings))
 
 
-def _row(device: devices.Device, given: frozenset[str]) -> tuple[str, ...]:
-    cells = [_spell(device.attributes.get(name)) + (matrix.GIVEN if name in given else "") for _, name in COLUMNS]
-    cells[1] = output.size(device.capacity[attributes.MEMORY])
+def _has(shown: Sequence[devices.Device], name: str) -> bool:
+    return any(name in device.attributes for device in shown)
+
+
+def _row(device: devices.Device, columns: Sequence[tuple[str, str]], given: frozenset[str]) -> tuple[str, ...]:
+    cells = [
+        _spell(device.attributes.get(name)) + (matrix.GIVEN if name in given else "")
+        if name
+        else output.size(device.capacity[attributes.MEMORY])
+        for _, name in columns
+    ]
     return (device.name, *cells)
 
 

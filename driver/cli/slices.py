@@ -35,7 +35,7 @@ def command(output_format: output.Format, **values: str | None) -> None:
     parsed = source.parse(values, "node-name")
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
-    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent))
+    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent, ours=source.held(parsed) or ()))
     place = slices.Place(driver_name=parsed["driver_name"], node_name=parsed["node_name"])
     bodies = slices.build_slices(offered, place=place) if reason is None else ()
     violations = limits.violations(bodies)

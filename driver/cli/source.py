@@ -18,7 +18,7 @@ from discovery import options as probing
 from discovery.errors import DocumentError
 from driver import config, options, overlay
 from driver.cli import parameters
-from driver.errors import ConfigError
+from driver.errors import ConfigError, RecordError
 
 OPTIONS = (
     *("mock", "mock-node-label", "config", "overlay", "kubelet-dir", "state-dir", "sysfs", "procfs", "dev"),
@@ -37,7 +37,8 @@ def parse(values: Mapping[str, str | None], *more: str) -> dict[str, Any]:
     chosen = [option for option in options.OPTIONS if option.name in (*OPTIONS, *more)]
     given = parameters.given(values)
     parsed = options.parse_given(chosen, given)
-    if parsed["mock"] is not None and not given["mock"].from_environment:
+    parsed["typed"] = parsed["mock"] is not None and not given["mock"].from_environment
+    if parsed["typed"]:
         # Who types a machine wants that one, whatever the agent's variables in the same container say.
         parsed["mock_node_label"] = None
     if parsed["mock"] is None and parsed["mock_node_label"] is None:
@@ -50,6 +51,24 @@ def require_roots(parsed: Mapping[str, Any]) -> None:
     missing = options.missing_roots(sysfs=parsed["sysfs"], procfs=parsed["procfs"], dev=parsed["dev"])
     if missing:
         raise ConfigError("\n".join(missing))
+
+
+def held(parsed: Mapping[str, Any]) -> frozenset[str] | None:
+    """Names of the devices that claims have on the machine that is looked at, by the record of its agent; None where that
+    cannot be read. Nobody has anything of a machine that was typed.
+    """
+    if parsed["typed"]:
+        return frozenset()
+    from driver.prepare import store
+
+    path = options.state_dir(parsed)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            (path / store.FILE_NAME).stat()
+            return frozenset(device for entry in store.read_rows(path) for device in entry.holds)
+    except (RecordError, OSError):
+        return None
+    return frozenset()
 
 
 def read_config(parsed: Mapping[str, Any]) -> config.AgentConfig:
@@ -94,6 +113,11 @@ def place(parsed: Mapping[str, Any]) -> Iterator[probing.Source]:
         machine = zoo.load(parsed["mock"])
     except DocumentError as err:
         raise ConfigError(f"--mock {err}") from err
+    agents = render.MockTree(options.state_dir(parsed) / "mock")
+    if not parsed.get("typed", True) and render.stands(machine, agents.directory):
+        # The agent whose variables these are replays it here, with its faults and MIG instances.
+        yield probing.Source(sys=agents.sys, proc=agents.proc, dev=agents.dev, mock=agents.directory)
+        return
     with tempfile.TemporaryDirectory(prefix="nearfield-", dir=_quick_folder()) as directory:
         tree = render.render(machine, Path(directory) / "machine")
         yield probing.Source(sys=tree.sys, proc=tree.proc, dev=tree.dev, mock=tree.directory)

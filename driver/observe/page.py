@@ -9,10 +9,11 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from discovery import matrix, model
 from driver import values
+from driver.observe import partitions
 from driver.version import VERSION
 
 STYLE = """
@@ -27,6 +28,8 @@ td.nv, td.pix, td.pxb { background: var(--near); } td.sys, td.unknown { backgrou
 td.self { background: var(--self); } td.text { white-space: normal; }
 b.error { color: #cf222e; } b.warning { color: #9a6700; }
 @media (prefers-color-scheme: dark) { b.error { color: #ff7b72; } b.warning { color: #d29922; } }
+div.bar { display: flex; min-width: 30rem; } div.bar span { flex: 1 1 0; border: 1px solid var(--line); padding: 0 .3rem; }
+span.ours, span.static { background: var(--near); } span.foreign { background: var(--far); } span.stranded { background: var(--self); }
 svg { max-width: 100%; height: auto; }
 """
 
@@ -62,6 +65,7 @@ class View:
     publish_findings: tuple[model.Finding, ...] = ()
     record_error: str | None = None
     picture: str = ""
+    sharing: partitions.Sharing = field(default_factory=partitions.Sharing)
 
 
 def render(view: View) -> str:
@@ -76,6 +80,7 @@ def render(view: View) -> str:
             f'<div class="wide">{view.picture}</div>' if view.picture else "",
             *_matrix(matrix.build(view.snapshot)),
             *_gpus(view.snapshot, view.claims),
+            *_divided(view.snapshot, view.sharing, view.claims),
             *_nics(view.snapshot),
             *_findings((*view.snapshot.findings, *view.publish_findings)),
         ]
@@ -151,6 +156,40 @@ def _gpus(snapshot: model.Snapshot, claims: Sequence[PreparedClaim]) -> list[str
         )
     columns = ("", "Device", "Product", "State", "Root", "Switch", "NVLink domain", "Pair", "Quad", "NIC", "Claim")
     return ["<h2>GPUs</h2>", _table(columns, rows)]
+
+
+def _divided(snapshot: model.Snapshot, sharing: partitions.Sharing, claims: Sequence[PreparedClaim]) -> list[str]:
+    held = {device: claim.claim for claim in claims for device in claim.devices}
+    rows = []
+    for gpu in snapshot.gpus:
+        there = partitions.instances(gpu, sharing=sharing, held=held)
+        left = partitions.left(gpu, sharing=sharing, held=held)
+        if not there and left is None:
+            continue
+        stranded = left.stranded if left is not None else frozenset()
+        cells: list[str] = []
+        seen: partitions.Instance | None = None
+        for number, entry in enumerate(partitions.slots(gpu, there)):
+            if entry is None:
+                cells.append(
+                    f'<span class="stranded">{number}</span>' if number in stranded else f"<span>{number}</span>"
+                )
+            elif entry is not seen:
+                holder = held.get(entry.device)
+                told = f"{holder.namespace}/{holder.name}" if holder else str(entry.origin)
+                cells.append(
+                    f'<span class="{entry.origin}" style="flex-grow:{entry.placement.size}" title="{_text(told)}">'
+                    f"{_text(entry.profile)}</span>"
+                )
+            seen = entry
+        rows.append(
+            f"<tr><td>{values.gpu_device_name(gpu.address)}</td><td>{sharing.policy(gpu).mode}</td>"
+            f'<td><div class="bar">{"".join(cells)}</div></td></tr>'
+        )
+    if not rows:
+        return []
+    head = "<tr><th>Device</th><th>Mode</th><th>Memory slices</th></tr>"
+    return ["<h2>MIG</h2>", f'<div class="wide"><table>{head}{"".join(rows)}</table></div>']
 
 
 def _nics(snapshot: model.Snapshot) -> list[str]:

@@ -3,6 +3,7 @@
 
 - /topology: one document, well formed, without scripts or foreign resources; shows devices, findings, claims, readiness
 - text from hardware, claims and findings stays text
+- memory slices of divided GPUs: whose each is, stranded ones; a machine without has no such part
 - before the first probe, without a GPU, without a record
 - /snapshot is the Snapshot's JSON; /metrics follows the Accept header; checks are served
 """
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 
 from discovery import address, codec, matrix, model
 from driver import values
-from driver.observe import http, page, pages
+from driver.observe import http, page, pages, partitions
 from driver.observe.metrics import Metrics
+from driver.sharing import rules
+from tests.fakes import divided, publishing
 
 GPU = address.parse("0000:1b:00.0")
 NIC = address.parse("0000:18:00.0")
@@ -201,3 +204,26 @@ def test_agent_pages() -> None:
     assert made["/metrics"](wanted).content_type.startswith("application/openmetrics-text")
     assert made["/healthz"](http.Request()).body == b"ok\n"
     assert made["/readyz"](http.Request()).body == b"not ready\nwhy\n"
+
+
+def test_the_memory_slices_of_divided_gpus() -> None:
+    ours = "gpu-0000-01-00-0-mig-1g-10gb-19-6"
+    parted = divided.gpu(1, divided.instance(19, 6), divided.instance(9, 0))
+    dynamic = {parted.address: rules.Policy(mode=rules.Mode.MIG_DYNAMIC)}
+    ref = values.ClaimRef(uid=values.ClaimUid("u"), namespace="team-<a>", name="train")
+    view = page.View(
+        node_name="n1",
+        snapshot=publishing.snapshot(parted, divided.gpu(2, enabled=False), publishing.gpu(3)),
+        read_at=0.0,
+        ready=True,
+        claims=(page.PreparedClaim(claim=ref, state="completed", devices=(ours,)),),
+        sharing=partitions.Sharing(policies=dynamic),
+    )
+    text = page.render(view)
+    part = text.partition("<h2>MIG</h2>")[2].partition("</table>")[0]
+    assert part.count("<tr>") == 2
+    assert '<span class="foreign" style="flex-grow:4" title="foreign">3g.40gb</span>' in part
+    assert "<span>4</span><span>5</span>" in part
+    assert '<span class="ours" style="flex-grow:1" title="team-&lt;a&gt;/train">1g.10gb</span>' in part
+    assert '<span class="stranded">7</span>' in part
+    assert "<h2>MIG</h2>" not in page.render(replace(view, snapshot=publishing.snapshot(publishing.gpu(3))))
