@@ -164,7 +164,7 @@ class Agent:
         stack.callback(self._following.stop)
         self._spawn("collector", claims.collector.run)
         self._spawn("releasing", lambda: claims.releaser.run(lambda: self._put_back(claims.executor)))
-        self._spawn("watcher", lambda: self._wake(readings, claims.executor))
+        self._spawn("watcher", lambda: self._wake(readings, claims))
         built = parts.Parts(
             settings=settings,
             following=self._following,
@@ -223,15 +223,16 @@ class Agent:
             if self._outside is not None:
                 self._outside.stop()
 
-    def _wake(self, readings: inventory.Inventory, answers: executor.Executor) -> None:
+    def _wake(self, readings: inventory.Inventory, claims: room.PrepareRoom) -> None:
         """Tell those who wait for hardware facts whenever there are new ones."""
-        seen = 0
+        seen, expecting = 0, False
         while not self._stop.is_set():
             now = readings.wait(seen, 3600)
             if now != seen:
                 seen = now
-                answers.wake()
+                claims.executor.wake()
                 self._notify()
+                expecting = expecting or claims.expect_work(readings.snapshot())
 
     def _notify(self) -> None:
         """What should be published may have changed with the hardware."""

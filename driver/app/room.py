@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from discovery import mig
-from discovery.errors import WorkError
+from discovery import model, workers
 from driver import config, inventory
 from driver.app import hardware, late, reports, sharing
+from driver.errors import RecordError
 from driver.prepare import (
     attempt,
     cdi,
@@ -46,12 +46,24 @@ class PrepareRoom:
     collector: collector.Collector
     releaser: releasing.Releaser
     own: partitions.Own
+    workers: workers.Workers
 
     def open(self) -> None:
         """Open the record, take a place among the instances, bring files and rows together."""
         self.record.open()
         self.leadership.take(self.record)
         self.collector.reconcile()
+
+    def expect_work(self, snapshot: model.Snapshot | None) -> bool:
+        """Have a worker ready where GPUs are divided at need, so that the first claim need not wait for one to start; whether."""
+        try:
+            found = {} if snapshot is None else self.policies.policies(snapshot)
+        except RecordError:
+            return False
+        needed = any(policy.mode is rules.Mode.MIG_DYNAMIC for policy in found.values())
+        if needed:
+            self.workers.start()
+        return needed
 
 
 def build(
@@ -92,7 +104,9 @@ def build(
     )
     reader = late.LateReader()
     own = partitions.Own(record)
-    worker = hands.Hands(_NoWork())
+    working = workers.Workers(source=hardware.source(settings), locks=locks.directory(settings.state_dir))
+    stack.callback(working.close)
+    worker = hands.Hands(working)
     releaser = releasing.Releaser(
         boot_id,
         record=record,
@@ -147,23 +161,8 @@ def build(
         collector=care,
         releaser=releaser,
         own=own,
+        workers=working,
     )
-
-
-class _NoWork:
-    """Until there is somebody who works at the hardware."""
-
-    def create(self, *_: object, **__: object) -> tuple[mig.MigInstance, ...]:
-        raise WorkError("this version makes no MIG instances", kind="not-supported", retryable=False)
-
-    def destroy(self, *_: object, **__: object) -> None:
-        raise WorkError("this version removes no MIG instances", kind="not-supported", retryable=False)
-
-    def whole(self, *_: object, **__: object) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 def _driver_root(settings: config.Settings) -> rootfs.DriverRoot | None:

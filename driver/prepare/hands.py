@@ -96,7 +96,7 @@ class _Start:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or self._abandoned)
             if not self._over:
-                raise _AbandonedError
+                raise _AbandonedError("another GPU of the claim cannot begin")
 
     def abandon(self) -> None:
         """One GPU cannot begin, or has failed later, which changes nothing for the others."""

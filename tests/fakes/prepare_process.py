@@ -14,20 +14,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from discovery import work
+from discovery.errors import WorkError
 from driver import values
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class PrepareProcess:
-    """An agent in a process. `crash_at` names the point at which it kills itself."""
+    """An agent in a process. `crash_at` names the point at which it kills itself; `divided`: its GPUs are divided at need."""
 
-    def __init__(self, node: Path, *, crash_at: str | None = None, wait_s: float = 0.05) -> None:
+    def __init__(self, node: Path, *, crash_at: str | None = None, wait_s: float = 0.05, divided: bool = False) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "NEARFIELD_CRASH_AT"}
         if crash_at is not None:
             environment["NEARFIELD_CRASH_AT"] = crash_at
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.prepare_process", str(node), str(wait_s)],
+            [sys.executable, "-m", "tests.fakes.prepare_process", str(node), str(wait_s), *(["divided"] * divided)],
             cwd=_ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -75,10 +77,13 @@ class PrepareProcess:
         return json.loads(line) if line.endswith("\n") else None
 
 
-def _serve(node: Path, wait_s: float) -> None:
+def _serve(node: Path, wait_s: float, *, divided: bool) -> None:
     from tests.fakes import preparing
 
-    agent = preparing.Agent(node, wait_s=wait_s).start()
+    agent = preparing.Agent(node, wait_s=wait_s)
+    if divided:
+        agent.index.divide()
+    agent.start()
     print(json.dumps("serving"), flush=True)
     for line in sys.stdin:
         operation, wanted = json.loads(line)
@@ -89,6 +94,13 @@ def _serve(node: Path, wait_s: float) -> None:
                 answer = {uid: asdict(value) for uid, value in agent.executor.prepare(refs, preparing.Rpc()).items()}
             case "unprepare":
                 answer = {uid: asdict(value) for uid, value in agent.executor.unprepare(refs, preparing.Rpc()).items()}
+            case "hold up":
+                for call in ("create", "destroy"):
+                    agent.hardware.failing[call] = WorkError("busy", kind=work.Kind.IN_USE, retryable=False)
+                answer = None
+            case "let go":
+                del agent.hardware.failing["destroy"]
+                answer = None
             case "leads":
                 answer = agent.epoch.leads()
             case "look_after":
@@ -101,4 +113,4 @@ def _serve(node: Path, wait_s: float) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), float(sys.argv[2]))
+    _serve(Path(sys.argv[1]), float(sys.argv[2]), divided="divided" in sys.argv)
