@@ -12,8 +12,9 @@ an earlier placement has blocked already costs nothing more. On a GPU of seven c
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from discovery import mig
 
@@ -23,8 +24,9 @@ _Rivals = dict[tuple[int, int], set[mig.MigPlacement]]
 """Places by what goes there: memory slices and compute slices."""
 
 
-def order(profiles: Iterable[mig.MigProfile]) -> tuple[tuple[mig.MigProfile, mig.MigPlacement], ...]:
-    """Every profile at every placement, in the order in which they are offered."""
+@functools.lru_cache(maxsize=16)
+def order(profiles: tuple[mig.MigProfile, ...]) -> tuple[tuple[mig.MigProfile, mig.MigPlacement], ...]:
+    """Every profile at every placement, in the order in which they are offered. Kept, as the GPUs of a node are mostly alike."""
     listed = sorted(profiles, key=_size)
     rivals: _Rivals = {}
     for profile in listed:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from discovery import model
+from discovery import mig, model
 from discovery.address import PciAddress
 from driver import values
 from driver.publish import attributes, counters, ordering, partitions, syntax
@@ -123,7 +123,7 @@ def build_offer(
         if division.whole and (device := made.whole(division)) is not None:
             wholes.append(device)
         if division.parts:
-            parts.append([device for part in division.parts if (device := made.part(part)) is not None])
+            parts.append(made.parts(division))
         findings += dict.fromkeys(made.findings)
     offered = (*wholes, *(device for of_gpu in reversed(parts) for device in of_gpu))
     return Offer(devices=offered if counters else without_counters(offered), findings=tuple(findings), full=full)
@@ -201,35 +201,25 @@ class _Making:
             mode=self._mode,
         )
 
-    def part(self, part: partitions.Part) -> Device | None:
-        """A MIG instance, None when a description that must be there is not known."""
+    def parts(self, division: partitions.Division) -> list[Device]:
+        """The MIG instances, none when a description that must be there is not known."""
         found = self._described((attributes.TYPE, attributes.TYPE_MIG), *self._enforced(attributes.ENFORCED_MIG))
         if found is None or not self._gpu.multiprocessors:
-            return None
-        found |= {
-            attributes.PARENT_UUID: found[attributes.UUID],
-            attributes.UUID: part.uuid,
-            attributes.PROFILE: part.profile.name,
-        }
-        profile = part.profile
-        return Device(
-            name=part.name,
-            address=self._gpu.address,
-            attributes=self._settled({**found, **dict(self._keys())}),
-            capacity={
-                attributes.MEMORY: profile.memory_bytes,
-                attributes.COMPUTE: 100 * profile.multiprocessors // self._gpu.multiprocessors,
-                attributes.MULTIPROCESSORS: profile.multiprocessors,
-                attributes.COPY_ENGINES: profile.copy_engines,
-                attributes.DECODERS: profile.decoders,
-                attributes.ENCODERS: profile.encoders,
-                attributes.JPEG_ENGINES: profile.jpeg_engines,
-                attributes.OFA_ENGINES: profile.ofa_engines,
-            },
-            nic_is_rdma=self._nic_is_rdma(),
-            consumes=part.consumes,
-            mode=self._mode,
-        )
+            return []
+        found |= {**dict(self._keys()), attributes.PARENT_UUID: found[attributes.UUID], attributes.UUID: None}
+        common, is_rdma = self._settled(found), self._nic_is_rdma()
+        return [
+            Device(
+                name=part.name,
+                address=self._gpu.address,
+                attributes=common | self._settled({attributes.UUID: part.uuid, attributes.PROFILE: part.profile.name}),
+                capacity=_capacity(part.profile, self._gpu.multiprocessors),
+                nic_is_rdma=is_rdma,
+                consumes=part.consumes,
+                mode=self._mode,
+            )
+            for part in division.parts
+        ]
 
     def _enforced(self, by: str) -> tuple[tuple[str, str], ...]:
         return (attributes.MEMORY_ENFORCEMENT, by), (attributes.COMPUTE_ENFORCEMENT, by)
@@ -321,6 +311,20 @@ class _Making:
             )
         )
         return short
+
+
+def _capacity(profile: mig.MigProfile, multiprocessors: int) -> dict[str, int]:
+    """Of an instance, on a GPU with so many multiprocessors."""
+    return {
+        attributes.MEMORY: profile.memory_bytes,
+        attributes.COMPUTE: attributes.COMPUTE_WHOLE * profile.multiprocessors // multiprocessors,
+        attributes.MULTIPROCESSORS: profile.multiprocessors,
+        attributes.COPY_ENGINES: profile.copy_engines,
+        attributes.DECODERS: profile.decoders,
+        attributes.ENCODERS: profile.encoders,
+        attributes.JPEG_ENGINES: profile.jpeg_engines,
+        attributes.OFA_ENGINES: profile.ofa_engines,
+    }
 
 
 def _spelled(address: PciAddress | None) -> str | None:

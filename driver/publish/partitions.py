@@ -81,7 +81,7 @@ def _static(gpu: model.Gpu) -> Division:
             parts.append(Part(name=name, profile=profile, placement=instance.placement, uuid=instance.uuid))
     if not gpu.mig_instances:
         findings.append(_enabled(gpu, "MIG is enabled and there is no MIG instance to offer"))
-    rank = {pair: index for index, pair in enumerate(bestfit.order(profiles.values()))}
+    rank = {pair: index for index, pair in enumerate(bestfit.order(tuple(profiles.values())))}
     parts.sort(key=lambda part: (rank.get((part.profile, part.placement), len(rank)), part.name))
     return Division(parts=tuple(parts), findings=tuple(findings))
 
@@ -110,7 +110,7 @@ def _dynamic(gpu: model.Gpu, how: rules.Policy, ours: Collection[str], *, enable
         return counters.Consumption(counter_set=values.gpu_device_name(gpu.address), counters=amounts, totals=remaining)
 
     parts: list[Part] = []
-    for profile, placement in bestfit.order(profile for profile in profiles.values() if profile.id in offered):
+    for profile, placement in bestfit.order(tuple(profile for profile in profiles.values() if profile.id in offered)):
         amounts = counters.taken(profile, placement, full)
         name = _name(gpu, profile, placement.start)
         if name is not None and counters.fits(amounts, remaining):
