@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from discovery import capabilities, errors, findings, mig, nvml, nvmlmig, sysfs, work
+from discovery import capabilities, errors, findings, mig, model, nvml, nvmlmig, nvmlprofiles, sysfs, work
 from discovery.address import PciAddress
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class _Gpu:
 
     address: PciAddress
     mig: nvmlmig.MigGpu
-    profiles: nvmlmig.Profiles
+    profiles: nvmlprofiles.Profiles
 
     def told(self, held: nvmlmig.Held) -> str:
         """An instance, for a person: as much as there is to find it by."""
@@ -73,6 +73,7 @@ class Divider:
     def __init__(self, *, files: sysfs.Sysfs, session: nvml.Nvml) -> None:
         self._files = files
         self._nvml = session
+        self._reader = nvmlmig.Reader()
 
     def create(
         self,
@@ -94,10 +95,9 @@ class Divider:
                     work.Kind.NOT_SUPPORTED,
                     f"{address}: MIG is not enabled, and is not to be; nvidia-smi -mig 1 does it",
                 )
-            gpu = self._described(address, divisible)
+            gpu = self._described(address, divisible, mode)
             wanted = _wanted(gpu, partitions)
-            held = divisible.instances(gpu.profiles) if mode.current else ()
-            adopted = _adopted(gpu, held, wanted, begun=begun)
+            adopted = _adopted(gpu, wanted, begun=begun) if mode.current else {}
             if not mode.current and (users := divisible.processes()):
                 raise refused(
                     work.Kind.IN_USE, f"{address}: MIG cannot be enabled while programs use the GPU{_pids(users)}"
@@ -117,7 +117,7 @@ class Divider:
             mode = divisible.mode()
             if mode is None or not mode.current:
                 return
-            gpu = self._described(address, divisible)
+            gpu = self._described(address, divisible, mode)
             failed: list[errors.SourceError] = []
             for held in _at(gpu, partitions):
                 try:
@@ -137,7 +137,7 @@ class Divider:
             mode = divisible.mode()
             if mode is None or not mode.current:
                 return
-            gpu = self._described(address, divisible)
+            gpu = self._described(address, divisible, mode)
             if held := divisible.instances(gpu.profiles):
                 said = "; ".join(map(gpu.told, held))
                 raise refused(work.Kind.OCCUPIED, f"{address} is divided, and cannot be used whole: {said}")
@@ -148,7 +148,7 @@ class Divider:
                 )
             self._switched(gpu, on=False)
 
-    def _described(self, address: PciAddress, divisible: nvmlmig.MigGpu) -> _Gpu:
+    def _described(self, address: PciAddress, divisible: nvmlmig.MigGpu, mode: model.MigMode) -> _Gpu:
         """With all profiles that can be read: a mode may have others."""
         unread: list[errors.SourceError] = []
 
@@ -159,7 +159,8 @@ class Divider:
                 unread.append(err)
                 return None
 
-        profiles = divisible.profiles(self._nvml.identity(address).memory_bytes, noted)
+        identity = self._nvml.identity(address)
+        profiles = self._reader.profiles(divisible, mode, identity.uuid, identity.memory_bytes, noted)
         if not profiles.complete:
             if unread:
                 raise unread[0]
@@ -179,7 +180,7 @@ class Divider:
         mode = divisible.mode()
         if mode is None or mode.current is not on:
             raise refused(work.Kind.FAILED, f"{gpu.address}: MIG was {able}, and it is not; see the kernel log")
-        return self._described(gpu.address, divisible)
+        return self._described(gpu.address, divisible, mode)
 
     def _made(
         self, gpu: _Gpu, wanted: Sequence[_Wanted], adopted: Mapping[mig.Partition, nvmlmig.Held]
@@ -283,16 +284,18 @@ def _place(gpu: _Gpu, profile: mig.MigProfile, start: int) -> mig.MigPlacement:
 def _at(gpu: _Gpu, partitions: Sequence[mig.Partition]) -> tuple[nvmlmig.Held, ...]:
     """The instances of these profiles that begin there."""
     wanted = {(each.profile_id, each.start) for each in partitions}
-    held = gpu.mig.instances(gpu.profiles)
-    return tuple(each for each in held if (each.profile_id, each.placement.start) in wanted)
+    return gpu.mig.instances(gpu.profiles, lambda profile_id, place: (profile_id, place.start) in wanted)
 
 
-def _adopted(
-    gpu: _Gpu, held: Sequence[nvmlmig.Held], wanted: Sequence[_Wanted], *, begun: bool
-) -> dict[mig.Partition, nvmlmig.Held]:
+def _near(gpu: _Gpu, wanted: Sequence[_Wanted]) -> tuple[nvmlmig.Held, ...]:
+    """The instances that overlap a wanted place."""
+    return gpu.mig.instances(gpu.profiles, lambda _, place: any(place.overlaps(each.place) for each in wanted))
+
+
+def _adopted(gpu: _Gpu, wanted: Sequence[_Wanted], *, begun: bool) -> dict[mig.Partition, nvmlmig.Held]:
     """The instances that are there already. Raises WorkError for those that are in the way."""
     adopted = {}
-    for each in held:
+    for each in _near(gpu, wanted):
         for one in wanted:
             same = (each.profile_id, each.placement) == (one.profile.id, one.place)
             if begun and same and (each.uuid is not None or not each.computes):
@@ -315,7 +318,7 @@ def _why(gpu: _Gpu, wanted: Sequence[_Wanted], ours: Mapping[mig.Partition, nvml
     if isinstance(err, errors.SourceError) and err.kind == "insufficient-resources":
         with contextlib.suppress(errors.SourceError):
             mine = {each.gpu_instance for each in ours.values()}
-            for held in gpu.mig.instances(gpu.profiles):
+            for held in _near(gpu, wanted):
                 for one in wanted:
                     if held.gpu_instance not in mine and held.placement.overlaps(one.place):
                         return _occupied(gpu, held, one)

@@ -7,6 +7,8 @@ Errors are translated here and nowhere else: `SourceError("nvml", kind)`, where 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +64,15 @@ def error(pynvml: Any, function: str, status: int) -> errors.SourceError:
     return errors.SourceError("nvml", _kind(pynvml, status), f"{function}: {_said(pynvml, pynvml.NVMLError(status))}")
 
 
+@functools.cache
+def _names(pynvml: Any) -> Mapping[int, str]:
+    """Of two names for one status the first counts."""
+    return {value: name for name, value in reversed(vars(pynvml).items()) if name.startswith("NVML_ERROR_")}
+
+
 def _kind(pynvml: Any, status: int) -> str:
     """NVML's own name of an error; the numbers stand in nvmlReturn_t."""
-    names = (str(name) for name, value in vars(pynvml).items() if value == status and name.startswith("NVML_ERROR_"))
-    name = next(names, f"NVML_ERROR_{status}")
+    name = _names(pynvml).get(status, f"NVML_ERROR_{status}")
     return name.removeprefix("NVML_ERROR_").lower().replace("_", "-")
 
 

@@ -1,70 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-Instance GPU through NVML, of one GPU in one session (nvml.h, "Multi Instance GPU"). nvml.py makes these and passes
 `pynvml` in, as it does for nvmllibrary.py.
-
-What NVML says of instances and profiles is checked before anything is built on it: a name becomes the name of a device, a
-placement the memory of somebody's program.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from discovery import errors, mig, model, nvmllibrary, nvmlnumbers
+from discovery import errors, mig, model, nvmllibrary, nvmlprofiles
+from discovery.nvmlprofiles import Noted, Profiles, Shape
 
 _T = TypeVar("_T")
-
-Noted = Callable[[Callable[[], Any]], Any]
-"""Reads something, and makes a Finding of a SourceError that is no reason to give the GPU up: None is then the answer."""
-
-_PROFILES = 0x12
-"""NVML_GPU_INSTANCE_PROFILE_COUNT: their numbers are below it."""
 
 _COMPUTES = 0x9
 """NVML_COMPUTE_INSTANCE_PROFILE_COUNT."""
 
-_ABSENT = frozenset({"not-supported", "invalid-argument"})
-"""The answers to a number that names no profile of this GPU, or that this driver does not know."""
-
-_OLD = frozenset({"function-not-found", "argument-version-mismatch"})
-"""The answers of a driver that has only the first version of a structure."""
-
-_MAX_SLICES = 64
-_MAX_INSTANCES = 64
-"""More than any GPU has; a larger number is no answer."""
-
-_NAME = re.compile(r"[0-9]{1,2}g\.[0-9]{1,4}gb(?:[+-][A-Za-z0-9.,]{1,16})?")
 _UUID = re.compile(r"MIG-[A-Za-z0-9/-]{1,80}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What of a profile must be known to list its instances."""
-
-    id: int
-    slices: int
-    multiprocessors: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiles:
-    """The profiles of a GPU, in order of id. Immutable while the MIG mode stays (nvml.h, nvmlDeviceGetGpuInstanceProfileInfo).
-
-    `shapes` has also those that are left out of `named`, because no name or place is known: their instances take memory.
-    `complete`: none is missing there.
-    """
-
-    named: tuple[mig.MigProfile, ...] = ()
-    shapes: tuple[Shape, ...] = ()
-    complete: bool = True
-
-    def of(self, profile_id: int) -> mig.MigProfile | None:
-        """The profile of an id."""
-        return next((profile for profile in self.named if profile.id == profile_id), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +62,19 @@ class Reader:
         """The profiles of a GPU, and its instances where MIG is on: None where they are not known."""
         if mode is None:
             return (), None
-        key = (uuid or "", mode.current)
-        profiles = self._kept.get(key) or gpu.profiles(memory_bytes, noted)
-        if uuid is not None and profiles.complete and len(profiles.named) == len(profiles.shapes):
-            self._kept[key] = profiles
+        profiles = self.profiles(gpu, mode, uuid, memory_bytes, noted)
         held = noted(functools.partial(gpu.instances, profiles)) if mode.current else None
         return profiles.named, None if held is None else tuple(each.value() for each in held)
+
+    def profiles(
+        self, gpu: MigGpu, mode: model.MigMode, uuid: str | None, memory_bytes: int | None, noted: Noted
+    ) -> Profiles:
+        """The profiles of a GPU."""
+        key = (uuid or "", mode.current)
+        profiles = self._kept.get(key) or gpu.description.profiles(memory_bytes, noted)
+        if uuid is not None and profiles.complete and len(profiles.named) == len(profiles.shapes):
+            self._kept[key] = profiles
+        return profiles
 
 
 class MigGpu:
@@ -121,7 +83,8 @@ class MigGpu:
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._pynvml = pynvml
         self._handle = handle
-        self._structure = 2
+        self.description = nvmlprofiles.Description(pynvml, handle)
+        self._computes: dict[int, tuple[tuple[int, Any], ...]] = {}
 
     def mode(self) -> model.MigMode | None:
         """None where the GPU, or the driver, has no MIG."""
@@ -146,56 +109,42 @@ class MigGpu:
                 raise errors.SourceError("nvml", error.kind, f"{error}; setting it back: {err}") from err
             raise error
 
-    def profiles(self, memory_bytes: int | None, noted: Noted) -> Profiles:
-        """All that the GPU has, whether MIG is on or not. `memory_bytes`: of the whole GPU, by which a profile is named that has
-        no name.
+    def instances(
+        self, profiles: Profiles, matter: Callable[[int, mig.MigPlacement], bool] = lambda _profile, _place: True
+    ) -> tuple[Held, ...]:
+        """The GPU instances that exist, in order of placement. Only where MIG is on. `matter`: which of them, by id of profile and
+        placement; the others cost less.
         """
-        try:
-            self._described(0)
-        except errors.SourceError as err:
-            if err.kind == "function-not-found":  # a library from before profiles: MIG may be on all the same
-                return Profiles(complete=False)
-        named: dict[int, mig.MigProfile] = {}
-        shapes: dict[int, Shape] = {}
-        asked = 0
-        for number in range(_PROFILES):
-            told = noted(functools.partial(self._described, number))
-            asked += told is not None
-            for info in told or ():
-                shapes[info.id] = Shape(id=info.id, slices=info.sliceCount, multiprocessors=info.multiprocessorCount)
-                profile = noted(functools.partial(self._profile, info, number, memory_bytes))
-                if profile is not None:
-                    named.setdefault(profile.id, profile)
-        named |= _revised(named)
-        return Profiles(
-            named=tuple(named[key] for key in sorted(named)),
-            shapes=tuple(shapes[key] for key in sorted(shapes)),
-            complete=asked == _PROFILES,
-        )
-
-    def instances(self, profiles: Profiles) -> tuple[Held, ...]:
-        """The GPU instances that exist, in order of placement. Only where MIG is on."""
         if not profiles.complete:
-            raise _malformed("not all profiles can be read, and those that cannot may have instances")
+            raise nvmlprofiles.malformed("not all profiles can be read, and those that cannot may have instances")
         held = []
         for shape in profiles.shapes:
             for handle in self._handles(
                 "nvmlDeviceGetGpuInstances", self._handle, shape.id, self._pynvml.c_nvmlGpuInstance_t
             ):
-                known = self._unless_gone(self.held, handle, shape)
+                known = self._unless_gone(self._that_matters, handle, shape, matter)
                 if known is not None:
                     held.append(known)
         return tuple(sorted(held, key=lambda each: (each.placement, each.gpu_instance)))
 
     def held(self, handle: Any, shape: Shape | mig.MigProfile) -> Held:
         """A GPU instance by its handle, with its compute instances."""
+        held = self._that_matters(handle, shape, lambda _profile, _place: True)
+        assert held is not None
+        return held
+
+    def _that_matters(
+        self, handle: Any, shape: Shape | mig.MigProfile, matter: Callable[[int, mig.MigPlacement], bool]
+    ) -> Held | None:
         info = self._ask("nvmlGpuInstanceGetInfo", handle)
         placement = mig.MigPlacement(start=info.placement.start, size=info.placement.size)
-        if not placement.size or placement.start + placement.size > _MAX_SLICES:
-            raise _malformed(f"GPU instance {info.id} at {placement.start}, {placement.size} slices")
+        if not placement.size or placement.start + placement.size > nvmlprofiles.MAX_SLICES:
+            raise nvmlprofiles.malformed(f"GPU instance {info.id} at {placement.start}, {placement.size} slices")
+        if not matter(info.profileId, placement):
+            return None
         computes: dict[int, tuple[Any, Any]] = {}
         full = set()
-        for _, compute in self._compute_profiles(handle):
+        for _, compute in self._compute_profiles(handle, shape.id):
             if _takes_all(compute, shape):
                 full.add(compute.id)
             for each in self._handles(
@@ -231,9 +180,11 @@ class MigGpu:
 
     def complete(self, handle: Any, profile: mig.MigProfile) -> None:
         """Give a GPU instance that has none the compute instance that takes all of it."""
-        fitting = {number: info.id for number, info in self._compute_profiles(handle) if _takes_all(info, profile)}
+        fitting = {
+            number: info.id for number, info in self._compute_profiles(handle, profile.id) if _takes_all(info, profile)
+        }
         if not fitting:
-            raise _malformed(f"no compute instance takes all of a GPU instance {profile.name}")
+            raise nvmlprofiles.malformed(f"no compute instance takes all of a GPU instance {profile.name}")
         chosen = fitting.get(profile.compute_number, next(iter(fitting.values())))
         self._ask("nvmlGpuInstanceCreateComputeInstance", handle, chosen)
 
@@ -252,76 +203,27 @@ class MigGpu:
         mine = (each for each in running if gpu_instance is None or each.gpuInstanceId == gpu_instance)
         return tuple(sorted({each.pid for each in mine}))
 
-    def _described(self, number: int) -> tuple[Any, ...]:
-        """What NVML says of the profile of a number; nothing where the GPU has none."""
-        info = self._structured("nvmlDeviceGetGpuInstanceProfileInfo", self._handle, number)
-        return () if info is None else (info,)
-
-    def _profile(self, info: Any, number: int, memory_bytes: int | None) -> mig.MigProfile:
-        compute = nvmlnumbers.COMPUTE_OF_SLICES.get(info.sliceCount)
-        if compute is None or not 0 < info.instanceCount <= _MAX_INSTANCES or not info.multiprocessorCount:
-            raise _malformed(
-                f"profile {info.id}: {info.sliceCount} slices, {info.multiprocessorCount} multiprocessors, "
-                f"{info.instanceCount} instances"
+    def _compute_profiles(self, handle: Any, profile_id: int) -> tuple[tuple[int, Any], ...]:
+        """Numbers and descriptions of the compute instances that a GPU instance can have: the same for all of a profile."""
+        if profile_id not in self._computes:
+            shared = self._pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            asked = (
+                (
+                    number,
+                    self.description.structured("nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, number, shared),
+                )
+                for number in range(_COMPUTES)
             )
-        return mig.MigProfile(
-            id=info.id,
-            number=number,
-            compute_number=compute,
-            name=_name(info, number, memory_bytes),
-            slices=info.sliceCount,
-            memory_bytes=info.memorySizeMB << 20,
-            multiprocessors=info.multiprocessorCount,
-            copy_engines=info.copyEngineCount,
-            decoders=info.decoderCount,
-            encoders=info.encoderCount,
-            jpeg_engines=info.jpegCount,
-            ofa_engines=info.ofaCount,
-            instances=info.instanceCount,
-            placements=self._placements(info.id),
-        )
-
-    def _placements(self, profile_id: int) -> tuple[mig.MigPlacement, ...]:
-        """All that are possible, whatever exists (nvml.h, nvmlDeviceGetGpuInstancePossiblePlacements)."""
-        pynvml, function = self._pynvml, "nvmlDeviceGetGpuInstancePossiblePlacements"
-        count = pynvml.c_uint(0)
-        self._ask(function, self._handle, profile_id, None, pynvml.byref(count))
-        if not 0 < count.value <= _MAX_SLICES:
-            raise _malformed(f"profile {profile_id}: {count.value} placements")
-        room = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-        self._ask(function, self._handle, profile_id, room, pynvml.byref(count))
-        places = {mig.MigPlacement(start=each.start, size=each.size) for each in room[: count.value]}
-        if not all(each.size and each.start + each.size <= _MAX_SLICES for each in places):
-            raise _malformed(f"profile {profile_id}: placements {sorted(places)}")
-        return tuple(sorted(places))
-
-    def _compute_profiles(self, handle: Any) -> Iterator[tuple[int, Any]]:
-        """Numbers and descriptions of the compute instances that a GPU instance can have."""
-        shared = self._pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-        for number in range(_COMPUTES):
-            info = self._structured("nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, number, shared)
-            if info is not None:
-                yield number, info
-
-    def _structured(self, function: str, *arguments: Any) -> Any:
-        """A description in the newest structure that pynvml and the driver both know; None where there is no such thing."""
-        while True:
-            try:
-                return self._ask(function, *arguments, self._structure)
-            except errors.SourceError as err:
-                if err.kind in _ABSENT:
-                    return None
-                if err.kind not in _OLD or self._structure == 1:
-                    raise
-                self._structure = 1
+            self._computes[profile_id] = tuple((number, info) for number, info in asked if info is not None)
+        return self._computes[profile_id]
 
     def _handles(self, function: str, handle: Any, profile_id: int, kind: Any) -> list[Any]:
         """NVML writes as many as there are: the room must be enough for all that can be."""
         pynvml = self._pynvml
-        room, count = (kind * _MAX_INSTANCES)(), pynvml.c_uint(_MAX_INSTANCES)
+        room, count = (kind * nvmlprofiles.MAX_INSTANCES)(), pynvml.c_uint(nvmlprofiles.MAX_INSTANCES)
         self._ask(function, handle, profile_id, room, pynvml.byref(count))
-        if count.value > _MAX_INSTANCES:
-            raise _malformed(f"{function} of profile {profile_id}: {count.value}")
+        if count.value > nvmlprofiles.MAX_INSTANCES:
+            raise nvmlprofiles.malformed(f"{function} of profile {profile_id}: {count.value}")
         return [room[index] for index in range(count.value)]
 
     def _uuid(self, gpu_instance: int, compute_instance: int, device: Any) -> str | None:
@@ -332,11 +234,13 @@ class MigGpu:
         text = self._unless_gone(self._ask, "nvmlDeviceGetUUID", device)
         if text and _UUID.fullmatch(text):
             return str(text)
-        for index in range(min(self._ask("nvmlDeviceGetMaxMigDeviceCount", self._handle), _MAX_INSTANCES)):
+        for index in range(min(self._ask("nvmlDeviceGetMaxMigDeviceCount", self._handle), nvmlprofiles.MAX_INSTANCES)):
             found = self._unless_gone(self._mig_device, index)
             if found is not None and found[:2] == wanted:
                 if not _UUID.fullmatch(found[2]):
-                    raise _malformed(f"the UUID {found[2][:40]!r} of instance {gpu_instance}/{compute_instance}")
+                    raise nvmlprofiles.malformed(
+                        f"the UUID {found[2][:40]!r} of instance {gpu_instance}/{compute_instance}"
+                    )
                 return str(found[2])
         return None
 
@@ -361,39 +265,5 @@ class MigGpu:
         return nvmllibrary.ask(self._pynvml, function, *arguments)
 
 
-def _revised(named: Mapping[int, mig.MigProfile]) -> dict[int, mig.MigProfile]:
-    """The one-slice profiles of more multiprocessors than the plain one has, as those of twice the memory on Hopper: what takes
-    all of them is not the plain compute instance, but its first revision.
-    """
-    plain = next((each.multiprocessors for each in named.values() if each.number == nvmlnumbers.ONE_SLICE), None)
-    return {
-        key: replace(each, compute_number=nvmlnumbers.ONE_SLICE_REVISED)
-        for key, each in named.items()
-        if plain is not None and each.slices == 1 and each.multiprocessors > plain
-    }
-
-
 def _takes_all(compute: Any, profile: Shape | mig.MigProfile) -> bool:
     return bool(compute.sliceCount == profile.slices and compute.multiprocessorCount == profile.multiprocessors)
-
-
-def _name(info: Any, number: int, memory_bytes: int | None) -> str:
-    """The name that the driver gives (`MIG 1g.10gb+me`); drivers that give none leave it to whoever asks."""
-    try:
-        told = str(getattr(info, "name", "") or "").removeprefix("MIG ").strip()
-    except UnicodeDecodeError as err:
-        raise _malformed(f"the name of profile {info.id} is no text") from err
-    if told:
-        if not _NAME.fullmatch(told):
-            raise _malformed(f"the name {told[:40]!r} of profile {info.id}")
-        return told
-    if not memory_bytes:
-        raise _malformed(
-            f"profile {info.id} has no name, and the memory of the GPU is not known, which would give it one"
-        )
-    part = info.memorySizeMB << 20
-    return nvmlnumbers.profile_name(number, info.sliceCount, part_bytes=part, whole_bytes=memory_bytes)
-
-
-def _malformed(what: str) -> errors.SourceError:
-    return errors.SourceError("nvml", errors.MALFORMED, f"MIG: {what}")

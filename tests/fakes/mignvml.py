@@ -70,7 +70,7 @@ def info(profile: int, slices: int, multiprocessors: int, **changes: Any) -> Sim
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class FakePynvml:
     """pynvml over one GPU. `errors`: statuses by function; `old`: only the first versions of structures are known."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from discovery import errors, mig, nvmlmig, nvmlnumbers
+from discovery import errors, mig, nvmlmig, nvmlnumbers, nvmlprofiles
 from discovery.mock import abi, zoo
 from tests.fakes import mignvml
 from tests.fakes.mignvml import FakePynvml, Instance, info
@@ -33,9 +33,9 @@ class Noted:
             return None
 
 
-def profiles(fake: FakePynvml, memory: int | None = 80 * GIB) -> tuple[nvmlmig.Profiles, list[str]]:
+def profiles(fake: FakePynvml, memory: int | None = 80 * GIB) -> tuple[nvmlprofiles.Profiles, list[str]]:
     noted = Noted()
-    return nvmlmig.MigGpu(fake, mignvml.GPU).profiles(memory, noted), [str(err) for err in noted.errors]
+    return nvmlprofiles.Description(fake, mignvml.GPU).profiles(memory, noted), [str(err) for err in noted.errors]
 
 
 def instances(fake: FakePynvml) -> tuple[mig.MigInstance, ...]:
