@@ -112,6 +112,7 @@ def _faults(
             count=said.count,
             temperature_c=said.temperature,
             function=said.function,
+            after=said.after,
             error=said.error,
             signal=said.signal,
         )

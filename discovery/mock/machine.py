@@ -22,6 +22,7 @@ and `name` set them where a real machine's are known. Parts come from products.y
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator, model_validator
@@ -335,6 +336,8 @@ class Fault(Model):
     count: int | None = None
     temperature: int | None = None
     function: str | None = None
+    after: bool | None = None
+    """Whether the call does its work before the fault hits."""
     error: int | None = None
     signal: int | None = None
 
@@ -354,5 +357,7 @@ class Machine(Model):
     fabric: Fabric | None = None
     network: networks.Network = networks.Network()
     products: parts.Products = parts.Products()
+    mig: Mapping[str, tuple[MigInstance, ...]] = {}
+    """GPUs with MIG enabled, by name, in place of what their slots say."""
     seed: int = 0
     faults: tuple[Fault, ...] = ()

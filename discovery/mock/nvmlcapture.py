@@ -14,11 +14,10 @@ from typing import Any
 
 from discovery import address
 from discovery.address import PciAddress
-from discovery.mock import abi, library, state
+from discovery.mock import abi, library, nvmlcapturemig, nvmlclient, state
+from discovery.mock.nvmlclient import Client
 
-_TEXT_BYTES = 256
 _NO_GPUS = 1
-_ABSENT = (abi.NOT_SUPPORTED, abi.FUNCTION_NOT_FOUND)
 _BY_INDEX = "nvmlDeviceGetHandleByIndex_v2"
 _BY_PCI = "nvmlDeviceGetHandleByPciBusId_v2"
 
@@ -45,7 +44,7 @@ _NUMBERS: dict[str, tuple[str, type[Any]]] = {
 
 def read(given: object, gpus: Iterable[PciAddress]) -> state.Nvml | None:
     """The state behind a library; None where no driver is loaded. `gpus`: GPUs on the bus, of which NVML may have lost some."""
-    client = _Client(given)
+    client = Client(given)
     status = client.call("nvmlInitWithFlags", ctypes.c_uint(_NO_GPUS))
     if status == abi.DRIVER_NOT_LOADED:
         return None
@@ -57,44 +56,7 @@ def read(given: object, gpus: Iterable[PciAddress]) -> state.Nvml | None:
         client.call("nvmlShutdown")
 
 
-class _Client:
-    """Calls functions of a library by name; a missing one answers NVML_ERROR_FUNCTION_NOT_FOUND."""
-
-    def __init__(self, given: object) -> None:
-        self._library = given
-        self.errors: dict[str, int] = {}
-
-    def call(self, name: str, *arguments: Any) -> int:
-        function = getattr(self._library, name, None)
-        return abi.FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
-
-    def missing_of(self, names: Iterable[str]) -> list[str]:
-        """Those of some functions that the library has not."""
-        return [name for name in names if not hasattr(self._library, name)]
-
-    def ask(self, name: str, *arguments: Any) -> bool:
-        """Whether a function answered. Its error is kept, unless it says that there is no such thing."""
-        status = self.call(name, *arguments)
-        if status != abi.SUCCESS and status not in _ABSENT:
-            self.errors[name] = status
-        return status == abi.SUCCESS
-
-    def number(self, name: str, kind: type[Any], *arguments: Any) -> int | None:
-        out = kind()
-        return int(out.value) if self.ask(name, *arguments, ctypes.byref(out)) else None
-
-    def text(self, name: str, *arguments: Any) -> str | None:
-        out = ctypes.create_string_buffer(_TEXT_BYTES)
-        done = self.ask(name, *arguments, out, ctypes.c_uint(_TEXT_BYTES))
-        return out.value.decode(errors="replace") if done else None
-
-    def taken_errors(self) -> dict[str, int]:
-        """The errors kept so far, which begin anew."""
-        errors, self.errors = self.errors, {}
-        return errors
-
-
-def _read(client: _Client, on_the_bus: Iterable[PciAddress]) -> state.Nvml:
+def _read(client: Client, on_the_bus: Iterable[PciAddress]) -> state.Nvml:
     driver_version = client.text("nvmlSystemGetDriverVersion")
     nvml_version = client.text("nvmlSystemGetNVMLVersion")
     cuda = client.number("nvmlSystemGetCudaDriverVersion_v2", ctypes.c_int)
@@ -125,7 +87,7 @@ def _read(client: _Client, on_the_bus: Iterable[PciAddress]) -> state.Nvml:
     )
 
 
-def _by_index(client: _Client, index: int) -> tuple[PciAddress | None, ctypes.c_void_p]:
+def _by_index(client: Client, index: int) -> tuple[PciAddress | None, ctypes.c_void_p]:
     handle = ctypes.c_void_p()
     info = abi.PciInfo()
     if client.ask(_BY_INDEX, ctypes.c_uint(index), ctypes.byref(handle)) and client.ask(
@@ -135,7 +97,7 @@ def _by_index(client: _Client, index: int) -> tuple[PciAddress | None, ctypes.c_
     return None, handle
 
 
-def _unlisted(client: _Client, pci: PciAddress, handles: dict[PciAddress, ctypes.c_void_p]) -> state.Gpu | None:
+def _unlisted(client: Client, pci: PciAddress, handles: dict[PciAddress, ctypes.c_void_p]) -> state.Gpu | None:
     """A GPU that NVML did not give by its index; None where NVML does not have it at all."""
     handle = ctypes.c_void_p()
     client.ask(_BY_PCI, ctypes.c_char_p(str(pci).encode()), ctypes.byref(handle))
@@ -146,7 +108,7 @@ def _unlisted(client: _Client, pci: PciAddress, handles: dict[PciAddress, ctypes
 
 
 def _gpu(
-    client: _Client, pci: PciAddress, handle: ctypes.c_void_p, handles: dict[PciAddress, ctypes.c_void_p]
+    client: Client, pci: PciAddress, handle: ctypes.c_void_p, handles: dict[PciAddress, ctypes.c_void_p]
 ) -> state.Gpu:
     info = abi.PciInfo()
     client.ask("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info))
@@ -160,7 +122,7 @@ def _gpu(
         "persistence_mode": None if persistence is None else bool(persistence),
         "compute_capability": _pair(client, "nvmlDeviceGetCudaComputeCapability", handle),
         "memory": _memory(client, handle),
-        "mig": _mig(client, handle),
+        "mig": nvmlcapturemig.read(client, handle),
         "nvlinks": _nvlinks(client, handle),
         "fabric": _fabric(client, handle),
         "utilization": _utilization(client, handle),
@@ -182,12 +144,12 @@ def _gpu(
     )
 
 
-def _pair(client: _Client, name: str, handle: ctypes.c_void_p) -> tuple[int, int] | None:
+def _pair(client: Client, name: str, handle: ctypes.c_void_p) -> tuple[int, int] | None:
     first, second = ctypes.c_int(), ctypes.c_int()
     return (first.value, second.value) if client.ask(name, handle, ctypes.byref(first), ctypes.byref(second)) else None
 
 
-def _memory(client: _Client, handle: ctypes.c_void_p) -> state.Memory | None:
+def _memory(client: Client, handle: ctypes.c_void_p) -> state.Memory | None:
     second = abi.MemoryV2(version=abi.version_of(abi.MemoryV2))
     if client.ask("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(second)):
         return state.Memory(total=second.total, reserved=second.reserved, used=second.used)
@@ -197,13 +159,7 @@ def _memory(client: _Client, handle: ctypes.c_void_p) -> state.Memory | None:
     return None
 
 
-def _mig(client: _Client, handle: ctypes.c_void_p) -> state.Mig | None:
-    mode = _pair(client, "nvmlDeviceGetMigMode", handle)
-    most = client.number("nvmlDeviceGetMaxMigDeviceCount", ctypes.c_uint, handle)
-    return None if mode is None else state.Mig(current=bool(mode[0]), pending=bool(mode[1]), max_devices=most or 0)
-
-
-def _nvlinks(client: _Client, handle: ctypes.c_void_p) -> tuple[state.NvLink, ...]:
+def _nvlinks(client: Client, handle: ctypes.c_void_p) -> tuple[state.NvLink, ...]:
     """The links up to the last that NVML knows; what it says of an inactive one depends on the driver."""
     links: list[state.NvLink] = []
     for number in range(abi.NVLINK_MAX_LINKS):
@@ -211,14 +167,14 @@ def _nvlinks(client: _Client, handle: ctypes.c_void_p) -> tuple[state.NvLink, ..
         active = ctypes.c_uint()
         status = client.call("nvmlDeviceGetNvLinkState", handle, link, ctypes.byref(active))
         if status != abi.SUCCESS:
-            if status not in (*_ABSENT, abi.INVALID_ARGUMENT):
+            if status not in (*nvmlclient.ABSENT, abi.INVALID_ARGUMENT):
                 client.errors["nvmlDeviceGetNvLinkState"] = status
             break
         links.append(_nvlink(client, handle, link, active=bool(active.value)))
     return tuple(links)
 
 
-def _nvlink(client: _Client, handle: ctypes.c_void_p, link: ctypes.c_uint, *, active: bool) -> state.NvLink:
+def _nvlink(client: Client, handle: ctypes.c_void_p, link: ctypes.c_uint, *, active: bool) -> state.NvLink:
     capabilities = [ctypes.c_uint() for _ in range(6)]
     known = [
         client.call("nvmlDeviceGetNvLinkCapability", handle, link, ctypes.c_uint(number), ctypes.byref(out))
@@ -247,7 +203,7 @@ def _bus_id(info: abi.PciInfo) -> str:
     return str(info.busId.decode())
 
 
-def _fabric(client: _Client, handle: ctypes.c_void_p) -> state.Fabric | None:
+def _fabric(client: Client, handle: ctypes.c_void_p) -> state.Fabric | None:
     info = abi.FabricInfoV2(version=abi.version_of(abi.FabricInfoV2))
     if not client.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)):
         return None
@@ -258,19 +214,19 @@ def _fabric(client: _Client, handle: ctypes.c_void_p) -> state.Fabric | None:
     )
 
 
-def _c2c(client: _Client, handle: ctypes.c_void_p) -> bool | None:
+def _c2c(client: Client, handle: ctypes.c_void_p) -> bool | None:
     info = abi.C2cModeInfo()
     done = client.ask("nvmlDeviceGetC2cModeInfoV", handle, ctypes.byref(info))
     return bool(info.isC2cEnabled) if done else None
 
 
-def _utilization(client: _Client, handle: ctypes.c_void_p) -> tuple[int, int] | None:
+def _utilization(client: Client, handle: ctypes.c_void_p) -> tuple[int, int] | None:
     rates = abi.Utilization()
     done = client.ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
     return (rates.gpu, rates.memory) if done else None
 
 
-def _ecc(client: _Client, handle: ctypes.c_void_p) -> state.Ecc | None:
+def _ecc(client: Client, handle: ctypes.c_void_p) -> state.Ecc | None:
     mode = _pair(client, "nvmlDeviceGetEccMode", handle)
     if mode is None:
         return None
@@ -290,7 +246,7 @@ def _ecc(client: _Client, handle: ctypes.c_void_p) -> state.Ecc | None:
     )
 
 
-def _remapped_rows(client: _Client, handle: ctypes.c_void_p) -> state.RemappedRows | None:
+def _remapped_rows(client: Client, handle: ctypes.c_void_p) -> state.RemappedRows | None:
     out = [ctypes.c_uint() for _ in range(4)]
     if not client.ask("nvmlDeviceGetRemappedRows", handle, *map(ctypes.byref, out)):
         return None
@@ -298,7 +254,7 @@ def _remapped_rows(client: _Client, handle: ctypes.c_void_p) -> state.RemappedRo
     return state.RemappedRows(corrected=corrected, uncorrected=uncorrected, pending=bool(pending), failed=bool(failed))
 
 
-def _pcie(client: _Client, handle: ctypes.c_void_p) -> state.Pcie | None:
+def _pcie(client: Client, handle: ctypes.c_void_p) -> state.Pcie | None:
     names = ("CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth")
     values = [client.number(f"nvmlDeviceGet{name}", ctypes.c_uint, handle) for name in names]
     generation, width, max_generation, max_width = values
@@ -307,7 +263,7 @@ def _pcie(client: _Client, handle: ctypes.c_void_p) -> state.Pcie | None:
     return state.Pcie(generation=generation, width=width, max_generation=max_generation, max_width=max_width)
 
 
-def _peer(client: _Client, handle: ctypes.c_void_p, far: ctypes.c_void_p) -> state.Peer:
+def _peer(client: Client, handle: ctypes.c_void_p, far: ctypes.c_void_p) -> state.Peer:
     statuses: list[int] = []
     for index in range(abi.P2P_CAPS):
         status = client.number("nvmlDeviceGetP2PStatus", ctypes.c_uint, handle, far, ctypes.c_uint(index))

@@ -26,7 +26,10 @@ def build(
     if described.driver is None:
         return None
     bound = bound_gpus(functions)
-    links = _nvlinks(described.nvlink, pcitree.by_name(functions), bound)
+    named = pcitree.by_name(functions)
+    for name in described.mig:
+        _named_gpu(named, name, ("mig", name))
+    links = _nvlinks(described.nvlink, named, bound)
     parents = {function.directory: function for function in functions}
     gpus = tuple(
         _gpu(
@@ -128,13 +131,17 @@ def _gpu(
 
 
 def _mig(described: machine.Machine, function: Function, part: parts.Gpu) -> state.Mig | None:
+    slot, name = function.slot, function.name or ""
+    place: pcitree.Place = (*function.place, "migInstances")
+    said = slot.mig_instances if slot is not None and slot.mig_mode else None
+    if name in described.mig:
+        said, place = described.mig[name], ("mig", name)
     if part.mig is None:
-        if function.slot and function.slot.mig_mode:
-            raise MachineError((*function.place, "migMode"), f"a {part.name} has no MIG")
+        if said is not None:
+            raise MachineError(place, f"{name} is a {part.name}, which has no MIG")
         return None
-    times = described.driver.mig_times if described.driver else machine.MigTimes()
-    gpu = uuid_of(described, function)
-    return migstate.build(part.mig, function.slot, times, gpu=gpu, place=function.place)
+    assert described.driver is not None
+    return migstate.build(part.mig, said, described.driver.mig_times, gpu=uuid_of(described, function), place=place)
 
 
 def _fabric(described: machine.Machine) -> state.Fabric | None:

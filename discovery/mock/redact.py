@@ -48,6 +48,9 @@ class Redaction:
                 self._learn_file(path, entry.strip().lower())
         for gpu in nvml.gpus if nvml is not None else ():
             self._uuid((gpu.uuid or "").removeprefix("GPU-"), str(gpu.pci))
+            for instance in gpu.mig.instances if gpu.mig is not None else ():
+                for each in instance.compute:
+                    self._uuid(each.uuid.removeprefix("MIG-"), f"{gpu.pci}/{instance.id}/{each.id}")
             if gpu.fabric is not None:
                 self._uuid(gpu.fabric.cluster_uuid or "", self._ordinal("", "fabric"))
 

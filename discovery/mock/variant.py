@@ -8,12 +8,13 @@
     faults: [{kind: gpu-lost, target: gpu3}]
 
 `base` is a machine of the zoo or a file beside the document, a Machine or again a Variant. Everything is as there but for what
-stands here; the faults of the base are not kept. UUIDs, MACs and serial numbers follow from the Variant's own name: it is another
+stands here; the faults of the base are not kept, MIG of the GPUs that `mig` does not name is. UUIDs, MACs and serial numbers follow from the Variant's own name: it is another
 node of the same build.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -32,8 +33,9 @@ class Variant(Model):
     base: str = Field(min_length=1, max_length=4096)
     seed: int = 0
     faults: tuple[machine.Fault, ...] = ()
+    mig: Mapping[str, tuple[machine.MigInstance, ...]] = {}
 
     def of(self, base: machine.Machine) -> machine.Machine:
         """The machine that it is."""
         own = {"name": self.name, "description": self.description, "seed": self.seed, "faults": self.faults}
-        return base.model_copy(update=own)
+        return base.model_copy(update={**own, "mig": {**base.mig, **self.mig}})

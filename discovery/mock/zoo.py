@@ -58,6 +58,12 @@ def load(name_or_path: str) -> recording.Recording:
     return parse_machine(document.read(path))
 
 
+@functools.cache
+def catalogue() -> products.Products:
+    """The parts that come with Nearfield (products.yaml)."""
+    return _validated(products.ProductsDocument, document.read(_PRODUCTS))
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the documents Machine and Variant, published in docs/machine.schema.json."""
     kinds: pydantic.TypeAdapter[_Document] = pydantic.TypeAdapter(
@@ -74,10 +80,10 @@ def parse_machine(read: document.Document) -> recording.Recording:
     """The Recording of a Machine or of a Variant."""
     described, base = _described(read, (read.name,))
     try:
-        return expand.expand(described, _catalogue())
+        return expand.expand(described, catalogue())
     except MachineError as err:
-        place = read if err.place[:1] == ("faults",) else base
-        raise DocumentError(f"{place.where(err.place)}: {err}") from err
+        own = err.place[:1] == ("faults",) or (len(err.place) > 1 and _says(read, *err.place[:2]))
+        raise DocumentError(f"{(read if own else base).where(err.place)}: {err}") from err
 
 
 def _path(name: str) -> Path:
@@ -107,6 +113,12 @@ def _described(read: document.Document, above: tuple[str, ...]) -> tuple[machine
     return described.of(base), hardware
 
 
+def _says(read: document.Document, section: object, key: object) -> bool:
+    """Whether a Variant itself has something at a place; its base has the rest."""
+    value = read.value.get(section) if isinstance(read.value, dict) else None
+    return isinstance(value, dict) and key in value
+
+
 def _is_file(path: Path) -> bool:
     """Whether a file is there; a name that no file can have is that of none."""
     try:
@@ -128,11 +140,6 @@ def _document(read: document.Document) -> _Document:
     if kind not in ("Machine", "Variant"):
         raise DocumentError(f"{read.where(())}: not a document of kind Machine or Variant")
     return _validated(machine.Machine, read) if kind == "Machine" else _validated(variant.Variant, read)
-
-
-@functools.cache
-def _catalogue() -> products.Products:
-    return _validated(products.ProductsDocument, document.read(_PRODUCTS))
 
 
 def _validated(model: type[M], read: document.Document) -> M:
