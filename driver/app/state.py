@@ -33,6 +33,7 @@ class AgentState:
         self._kubelet = parts.kubelet
         self._following = parts.following
         self._policies = parts.claims.policies
+        self._own = parts.claims.own
         self._publishing = publishing
         self._api_problem: str | None = "The client of the API server is being set up"
         self._stopping = parts.stop
@@ -63,8 +64,12 @@ class AgentState:
     def sharing(self) -> partitions.Sharing:
         """How the GPUs are shared."""
         snapshot = self._hardware.snapshot()
+        if snapshot is None:
+            return partitions.Sharing()
         try:
-            return partitions.Sharing(policies={} if snapshot is None else self._policies.policies(snapshot))
+            return partitions.Sharing(
+                policies=self._policies.policies(snapshot), released=self._own.names(snapshot.taken_at)
+            )
         except RecordError:
             return partitions.Sharing()
 

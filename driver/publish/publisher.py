@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from discovery import model
 from driver import errors
 from driver.publish import aim, held, mirror, node, notices, pacing, reconciler, rivals, slices, wanted, writer
 
@@ -162,7 +163,8 @@ class Publisher:
             self._listed()
         new = sorted(set(state.findings) - set(before.findings), key=lambda finding: finding.subject)
         for finding in new:
-            logger.warning("%s: %s (%s)", finding.subject, finding.message, finding.code)
+            level = logging.INFO if finding.severity is model.Severity.INFO else logging.WARNING
+            logger.log(level, "%s: %s (%s)", finding.subject, finding.message, finding.code)
         if (state.ok, state.reason) == (before.ok, before.reason) or state.reason in {item.message for item in new}:
             return
         if state.reason is not None:
