@@ -22,8 +22,8 @@ from discovery.mock.status import StatusError
 
 _RESOURCES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
-_PRIME = (1 << 127) - 1
-_SPREAD = 0x5851_F42D_4C95_7F2D_1405_7B7E_F767_814F
+_FNV_OFFSET = 0x6C62_272E_07BB_0142_62B8_2175_6295_C58D
+_FNV_PRIME = 0x0100_0000_0000_0000_0000_013B
 _UUID_VERSION = 5
 
 T = TypeVar("T", state.MigInstance, state.MigComputeInstance)
@@ -44,10 +44,13 @@ def instance_id(placement: state.MigPlacement, slices: int) -> int:
 
 def device_uuid(gpu: str, instance: int, compute_instance: int) -> str:
     """The UUID of a MIG device. As the driver's it follows from the GPU and the ids (nvGenerateSmcUuid in gpu_uuid.c of NVIDIA's
-    open kernel modules), so that one made again has it again; the driver takes SHA-1, which a small process should not load.
+    open kernel modules), so that one made again has it again. The driver takes SHA-1; here it is FNV-1a of 128 bits, because a
+    small process should not load OpenSSL.
     """
-    number = int.from_bytes(f"{gpu}/{instance}/{compute_instance}".encode()) * _SPREAD % _PRIME
-    return f"MIG-{uuid.UUID(int=number * _SPREAD % (1 << 128), version=_UUID_VERSION)}"
+    number = _FNV_OFFSET
+    for byte in f"{gpu}/{instance}/{compute_instance}".encode():
+        number = (number ^ byte) * _FNV_PRIME % (1 << 128)
+    return f"MIG-{uuid.UUID(int=number, version=_UUID_VERSION)}"
 
 
 def with_mig(gpu: state.Gpu, mig: state.Mig) -> state.Gpu:
