@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from driver.publish import limits_device, syntax
+from driver.publish import limits_device, quantity, syntax
 
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_ADVANCED_FEATURES = 64
@@ -196,6 +196,7 @@ def _pool(slices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if counter_set["name"] in counters:
             yield f"counter set {counter_set['name']} is there twice"
         counters[counter_set["name"]] = set(counter_set["counters"])
+        yield from _negative(counter_set["counters"], f"counter set {counter_set['name']}")
     seen: set[str] = set()
     for device in devices:
         if device["name"] in seen:
@@ -205,3 +206,11 @@ def _pool(slices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             missing = set(consumption["counters"]) - counters.get(consumption["counterSet"], set())
             if missing:
                 yield f"device {device['name']} consumes counters that no slice has: {', '.join(sorted(missing))}"
+            yield from _negative(consumption["counters"], f"device {device['name']}")
+
+
+def _negative(counters: Mapping[str, Any], whose: str) -> Iterator[str]:
+    """A counter below zero passes the API, and then the scheduler allocates nothing of the pool that consumes any."""
+    for name, counter in counters.items():
+        if counter is not None and counter.get("value") is not None and quantity.parse(counter["value"]) < 0:
+            yield f"{whose}: counter {name} is below zero"

@@ -173,9 +173,13 @@ def _counter_map(counters: object, path: str) -> Iterator[str]:
     for name, counter in counters.items():
         if not syntax.is_label(name):
             yield f"{path}: {name!r} must be a DNS label"
-        _, wrong = limits_capacity.read_quantity(
-            counter.get("value") if isinstance(counter, Mapping) else None, f"{path}[{name}].value"
-        )
+        # What is not there is 0 to the API.
+        if counter is None or (isinstance(counter, Mapping) and counter.get("value") is None):
+            continue
+        if not isinstance(counter, Mapping):
+            yield f"{path}[{name}]: must be an object"
+            continue
+        _, wrong = limits_capacity.read_quantity(counter["value"], f"{path}[{name}].value")
         yield from wrong
 
 

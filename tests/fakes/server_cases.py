@@ -85,6 +85,11 @@ def _everywhere(text: str) -> Mapping[str, str]:
     return dict.fromkeys(RELEASES, text)
 
 
+def _from_1_36(text: str) -> Mapping[str, str]:
+    """Where counters are on by default."""
+    return {release: text for release in RELEASES if release != "1.35"}
+
+
 TAINT = {"key": "cases.nearfield.dev/absent", "effect": "NoSchedule"}
 COUNTERS = {"a": {"value": "2"}}
 POLICY = {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi", "max": "4Gi"}}
@@ -119,6 +124,77 @@ CASES = (
         name="partition",
         spec=_device(consumesCounters=[{"counterSet": "c", "counters": COUNTERS}]),
         lost={"1.35": ["devices[0].consumesCounters"]},
+    ),
+    Case(
+        name="whole-and-partition",
+        spec={
+            "devices": [
+                {"name": name, "consumesCounters": [{"counterSet": "c", "counters": {"a": {"value": amount}}}]}
+                for name, amount in (("whole", "2"), ("part", "1"))
+            ]
+        },
+        lost={"1.35": ["devices[0].consumesCounters", "devices[1].consumesCounters"]},
+    ),
+    Case(
+        name="counter-below-zero",
+        spec={"sharedCounters": [{"name": "c", "counters": {"a": {"value": "-1"}}}]},
+        lost={"1.35": ["sharedCounters"]},
+    ),
+    Case(
+        name="counters-beside-devices",
+        spec={"devices": [{"name": "d"}], "sharedCounters": [{"name": "c", "counters": COUNTERS}]},
+        lost={"1.35": ["sharedCounters"]},
+        refused=_from_1_36("only one of `sharedCounters` or `devices` is allowed"),
+    ),
+    Case(
+        name="no-counters-beside-devices",
+        spec={"devices": [{"name": "d"}], "sharedCounters": []},
+        refused=_from_1_36("only one of `sharedCounters` or `devices` is allowed"),
+    ),
+    Case(
+        name="counter-set-of-nothing",
+        spec={"sharedCounters": [{"name": "c", "counters": {}}]},
+        lost={"1.35": ["sharedCounters"]},
+        refused=_from_1_36("spec.sharedCounters[0].counters"),
+    ),
+    Case(
+        name="counter-set-twice",
+        spec={"sharedCounters": [{"name": "c", "counters": COUNTERS}] * 2},
+        lost={"1.35": ["sharedCounters"]},
+        refused=_from_1_36("Duplicate value"),
+    ),
+    Case(
+        name="many-counter-sets",
+        spec={"sharedCounters": [{"name": f"c{n}", "counters": COUNTERS} for n in range(9)]},
+        lost={"1.35": ["sharedCounters"]},
+        refused=_from_1_36("spec.sharedCounters"),
+    ),
+    Case(
+        name="many-counters",
+        spec={"sharedCounters": [{"name": "c", "counters": {f"a{n}": {"value": "1"} for n in range(33)}}]},
+        lost={"1.35": ["sharedCounters"]},
+        refused=_from_1_36("spec.sharedCounters[0].counters"),
+    ),
+    Case(
+        name="partition-of-three-gpus",
+        spec=_device(consumesCounters=[{"counterSet": f"c{n}", "counters": COUNTERS} for n in range(3)]),
+        lost={"1.35": ["devices[0].consumesCounters"]},
+        refused=_from_1_36("spec.devices[0].consumesCounters"),
+    ),
+    Case(
+        name="many-partitions",
+        spec={
+            "devices": [
+                {"name": f"d{n}", "consumesCounters": [{"counterSet": "c", "counters": COUNTERS}]} for n in range(65)
+            ]
+        },
+        lost={
+            "1.35": [
+                f"devices[{n}].consumesCounters"
+                for n in sorted(range(65), key=lambda n: f"devices[{n}].consumesCounters")
+            ]
+        },
+        refused=_from_1_36("spec.devices"),
     ),
     Case(
         name="binding",

@@ -246,9 +246,27 @@ def test_a_pool_the_scheduler_would_not_use_is_found(bodies: list[Body], words: 
     assert any(words in violation for violation in limits.violations(bodies)), limits.violations(bodies)
 
 
-def test_upstream_judges_the_same() -> None:
+def below_zero(*, shared: str, consumed: str) -> list[Body]:
+    devices = a_slice(device(consumesCounters=[{"counterSet": "set", "counters": {"c": {"value": consumed}}}]))
+    sets = [{"name": "set", "counters": {"c": {"value": shared}}}]
+    return pool(devices, a_slice(name="00001-x", sharedCounters=sets))
+
+
+@pytest.mark.parametrize(
+    ("shared", "consumed", "words"),
+    [("-1", "1", "counter set set: counter c is below zero"), ("1", "-1m", "device gpu-0: counter c is below zero")],
+)
+def test_a_counter_below_zero_is_never_sent(shared: str, consumed: str, words: str) -> None:
+    bodies = below_zero(shared=shared, consumed=consumed)
+    assert [violation for body in bodies for violation in limits.slice_violations(body)] == []
+    assert limits.violations(bodies) == (words,)
+    assert limits.violations(below_zero(shared="0", consumed="0")) == ()
+
+
+@pytest.mark.parametrize("name", ["verdicts-1.37.2.json", "verdicts-counters-1.37.2.json"])
+def test_upstream_judges_the_same(name: str) -> None:
     """Slices with random flaws and the verdict of ValidateResourceSlice in kubernetes v1.37.2, gates at their defaults."""
-    cases = json.loads((Path(__file__).parent / "verdicts-1.37.2.json").read_text())
+    cases = json.loads((Path(__file__).parent / name).read_text())
     wrong = [body for accepted, body in cases if (limits.slice_violations(body) == ()) is not accepted]
     assert wrong == []
     assert {accepted for accepted, _ in cases} == {True, False}
