@@ -12,6 +12,9 @@ from pathlib import Path
 from discovery import document, model, options, probe, sysfs
 from discovery.address import PciAddress, parse
 from discovery.mock import library, recording, render, zoo
+from driver import inventory
+from driver.prepare.index import InventoryIndex
+from driver.sharing import rules
 
 GPU0 = parse("0000:18:00.0")
 GPU1 = parse("0000:19:00.0")
@@ -74,6 +77,26 @@ def probed(tree: render.MockTree) -> model.Snapshot:
         options=options.ProbeOptions(),
         clock=lambda: 0.0,
     )
+
+
+def source(directory: Path) -> options.Source:
+    """Where its probe and its workers look."""
+    return options.Source(sys=directory / "sys", proc=directory / "proc", dev=directory / "dev", mock=directory)
+
+
+def index(directory: Path) -> InventoryIndex:
+    """Its devices, all GPUs being divided at need, as they are now."""
+    snapshot = probe.probe(
+        sysfs=sysfs.Sysfs(sys=directory / "sys", proc=directory / "proc"),
+        dev=directory / "dev",
+        library=library.Library(directory),
+        origin=model.Origin.RECORDING,
+        options=options.ProbeOptions(),
+        clock=lambda: 0.0,
+    )
+    known = inventory.InventoryState(snapshot=snapshot)
+    policies = {gpu.address: rules.Policy(mode=rules.Mode.MIG_DYNAMIC) for gpu in snapshot.gpus}
+    return InventoryIndex(lambda: known, look_again=lambda: None, policies=lambda _: policies)
 
 
 def directory_of(tree: render.MockTree, pci: PciAddress) -> Path:

@@ -22,7 +22,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class PrepareProcess:
-    """An agent in a process. `crash_at` names the point at which it kills itself; `divided`: its GPUs are divided at need."""
+    """An agent in a process. `crash_at` names the point at which it kills itself; `divided`: its GPUs are divided at need,
+    those of the mock machine in the folder, if there is one.
+    """
 
     def __init__(self, node: Path, *, crash_at: str | None = None, wait_s: float = 0.05, divided: bool = False) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "NEARFIELD_CRASH_AT"}
@@ -80,7 +82,8 @@ class PrepareProcess:
 def _serve(node: Path, wait_s: float, *, divided: bool) -> None:
     from tests.fakes import preparing
 
-    agent = preparing.Agent(node, wait_s=wait_s)
+    machine = node / "machine"
+    agent = preparing.Agent(node, wait_s=wait_s, machine=machine if machine.exists() else None)
     if divided:
         agent.index.divide()
     agent.start()

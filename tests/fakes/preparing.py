@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from discovery import address, mig, model
+from discovery import address, mig, model, work, workers
 from driver import values
 from driver.errors import ApiError, ApiReason
 from driver.prepare import (
@@ -34,7 +34,7 @@ from driver.prepare import (
     rootfs,
     store,
 )
-from tests.fakes import mighands
+from tests.fakes import mighands, mockmachine
 
 DRIVER = values.DRIVER_NAME
 POOL = "node-1"
@@ -237,14 +237,16 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         mock: bool = True,
         root: Path = Path("/"),
+        machine: Path | None = None,
     ) -> None:
+        """`machine`: a rendered mock machine whose GPUs are divided at need; otherwise there are eight GPUs and `hardware`."""
         self.stop_event = threading.Event()
         self.reports = Reports()
         self.api = ClaimFolder(node / "claims")
         self.hardware = mighands.Hands(node / "hardware.json")
         self.index = FixedIndex(self.hardware)
         self.dialect = cdi.Dialect(driver=DRIVER, mock=mock)
-        state, dev = node / "state", node / "dev"
+        state, dev = node / "state", node / "dev" if machine is None else machine / "dev"
         files.make_private_directory(state)
         if not dev.exists():
             dev.mkdir()
@@ -270,7 +272,12 @@ class Agent:
         )
         self.epoch = epoch.Epoch(state)
         self.own = partitions.Own(self.record)
-        worker = hands.Hands(self.hardware)
+        self.work: work.Work = self.hardware
+        found: attempt.DeviceIndex = self.index
+        if machine is not None:
+            self.work = workers.Workers(source=mockmachine.source(machine), locks=locks.directory(state))
+            found = mockmachine.index(machine)
+        worker = hands.Hands(self.work)
         self.releaser = releasing.Releaser(
             boot_id,
             record=self.record,
@@ -290,7 +297,7 @@ class Agent:
             nodes=self.nodes,
             claim_locks=self.locks,
             reader=self.api,
-            index=self.index,
+            index=found,
             hardware=worker,
             releaser=self.releaser,
             reserve_s=reserve_s,
@@ -334,6 +341,7 @@ class Agent:
         """As at its end. Idempotent."""
         self.stop_event.set()
         self.executor.wake()
+        self.work.close()
         self.record.close()
         self.epoch.close()
 
