@@ -58,8 +58,11 @@ def test_every_ready_gpu_is_offered_and_nothing_is_odd(snapshot: model.Snapshot)
     now = wanted.from_snapshot(snapshot, options=OPTIONS)
     assert isinstance(now, wanted.Offering)
     ready = [gpu for gpu in snapshot.gpus if gpu.state is model.GpuState.READY]
-    assert len(now.offer.devices) == len(ready) > 0
-    assert now.offer.findings == ()
+    divided = {str(gpu.address) for gpu in ready if gpu.mig_mode is not None and gpu.mig_mode.current}
+    assert len(now.offer.devices) == len(ready) - len(divided) > 0
+    assert {(finding.code, finding.subject) for finding in now.offer.findings} == {
+        ("mig-enabled", address) for address in divided
+    }
 
 
 def test_devices_of_a_machine_say_the_same_kinds_of_things(snapshot: model.Snapshot) -> None:

@@ -23,6 +23,8 @@ _WHOLE = {"type": "gpu", "memoryEnforcement": "whole", "computeEnforcement": "wh
 FAULTY = tuple(name for name in zoo.names() if name.startswith("faulty-"))
 """Machines of the zoo with a fault: of them alone some rules of the others do not hold."""
 HEALTHY = tuple(name for name in zoo.names() if name not in FAULTY)
+DIVIDED = tuple(name for name in HEALTHY if name.endswith("-mig"))
+"""Machines with MIG enabled on some GPUs, and instances on them."""
 
 
 def written(name: str) -> Offer:

@@ -28,6 +28,7 @@ WITHOUT_A_FAULT = pytest.mark.parametrize("name", HEALTHY)
 NOTED = {
     "cloud-vm-a100-8": {"numa-unknown"},
     "cloud-vm-t4": {"numa-unknown"},
+    "dgx-h100-mig": {"mig-instance-incomplete"},
     "workstation-rtx": {"numa-unknown"},
 }
 """What is noted of machines without a fault."""
