@@ -82,7 +82,9 @@ def _edit_violations(edits: dict[str, Any]) -> list[str]:
         if not re.fullmatch(r"[^=\0]+=[^\0]*", variable):
             found.append(f"variable {variable!r}")
     for node in edits.get("deviceNodes", ()):
-        found += _keys(node, "deviceNode", needed={"path"}, allowed={"hostPath", "permissions", "type", "major", "minor"})
+        found += _keys(
+            node, "deviceNode", needed={"path"}, allowed={"hostPath", "permissions", "type", "major", "minor"}
+        )
         if not node.get("path", "").startswith("/dev/"):
             found.append(f"device node {node!r}")
     for mount in edits.get("mounts", ()):
