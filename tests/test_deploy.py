@@ -7,6 +7,7 @@ together, and whether they work, is seen on a real node (tests/e2e).
 - the DaemonSet: options that exist, paths that agree, probes and ports that are served, mounts and volumes in pairs, what is written
 - the mock overlay takes out what hardware needs and every privilege
 - the folders of components/paths are all places where they stand
+- the configuration file of components/config is valid, and mounted so that changes reach running agents
 - names that stand in several places; the image stands in one
 """
 
@@ -23,7 +24,8 @@ from typing import Any
 import pytest
 import yaml
 
-from driver import config, options, values
+from discovery import document
+from driver import config, configfile, options, values
 from driver.kube import access, client
 from driver.observe import metrics, pages
 from driver.standin import apiserver
@@ -33,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy/daemonset"
 BASE = DEPLOY / "base"
 MOCK = DEPLOY / "overlays/mock"
+CONFIG = DEPLOY / "components/config"
 ACCOUNT = "system:serviceaccount:nearfield-system:nearfield"
 WRITTEN = {"plugin", "registry", "cdi", "tmp"}
 
@@ -96,7 +99,8 @@ def test_every_file_is_part_of_something_and_names_its_licence() -> None:
         (body,) = documents(file)
         reached.add(file)
         patches = [patch["path"] for patch in body.get("patches", ()) if "path" in patch]
-        for name in (*body.get("resources", ()), *body.get("components", ()), *patches):
+        generated = [name for each in body.get("configMapGenerator", ()) for name in each.get("files", ())]
+        for name in (*body.get("resources", ()), *body.get("components", ()), *patches, *generated):
             path = (file.parent / name).resolve()
             assert path.exists(), f"{file}: {name}"
             reached.add(path / "kustomization.yaml" if path.is_dir() else path)
@@ -380,6 +384,39 @@ def places(body: object, path: str = "") -> Iterator[tuple[str, str]]:
             yield from places(value, f"{path}.[name={name}]" if name is not None else f"{path}.{number}")
     elif isinstance(body, str):
         yield path.removeprefix("."), body
+
+
+def test_a_change_of_the_configuration_reaches_a_running_agent() -> None:
+    """Kubelet swaps what a mounted folder holds, for a ConfigMap of the same name; never what is mounted by subPath."""
+    (component,) = documents(CONFIG / "kustomization.yaml")
+    (generator,) = component["configMapGenerator"]
+    assert generator["options"]["disableNameSuffixHash"] is True
+    assert generator["options"]["labels"] == {"app.kubernetes.io/name": "nearfield"}
+    spec = yaml.safe_load(component["patches"][0]["patch"])["spec"]["template"]["spec"]
+    (agent,) = spec["containers"]
+    (mount,) = agent["volumeMounts"]
+    assert (set(mount), mount["readOnly"]) == ({"name", "mountPath", "readOnly"}, True)
+    assert spec["volumes"] == [{"name": mount["name"], "configMap": {"name": generator["name"]}}]
+    assert [Path(mount["mountPath"]) / name for name in generator["files"]] == [
+        Path(agent["env"][0]["value"]),
+    ]
+    assert [item["name"] for item in agent["env"]] == ["NEARFIELD_CONFIG"]
+
+
+def test_the_configuration_of_the_overlays_changes_nothing_and_shows_how() -> None:
+    path = CONFIG / "agent.yaml"
+    assert configfile.load(path) == config.AgentConfig()
+    text = (
+        path.read_text(encoding="utf-8")
+        .replace("sharing: []\n# - match", "sharing:\n- match")
+        .replace("\n#   mode", "\n  mode")
+    )
+    (rule,) = configfile.parse(document.parse(text.encode(), name="c"), folder=Path()).sharing
+    assert (rule.match.product, rule.match.count, rule.mode.value) == ("*H100*", 4, "mig-dynamic")
+    for overlay in ("mock", "podmonitor"):
+        assert (
+            "../../components/config" in documents(DEPLOY / f"overlays/{overlay}/kustomization.yaml")[0]["components"]
+        )
 
 
 @pytest.mark.parametrize(("key", "folder"), [("kubeletDir", "/var/lib/kubelet"), ("cdiDir", "/var/run/cdi")])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration file for the agent, as administrators bring it onto a cluster: a ConfigMap that is mounted."""
+"""A configuration file for the agent, as administrators bring it onto a cluster: in the ConfigMap of the overlay."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import yaml
@@ -12,20 +13,29 @@ from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 
 NAME = "nearfield-config"
-FOLDER = "/etc/nearfield-config"
 FILE = "agent.yaml"
 
 
-def apply(site: Site, *, env: Mapping[str, str] | None = None, **sections: Json) -> None:
+def apply(site: Site, *, env: Mapping[str, str] | None = None, **sections: object) -> None:
     """Start the agent with these sections of AgentConfig, on a cluster that is thrown away with them."""
-    text = yaml.safe_dump({"apiVersion": "config.nearfield.dev/v1alpha1", "kind": "AgentConfig", **sections})
-    objects = site.agent.manifests(env={"NEARFIELD_CONFIG": f"{FOLDER}/{FILE}", **(env or {})}, edit=_mount)
-    metadata = {"name": NAME, "namespace": agents.NAMESPACE}
-    objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {FILE: text}})
-    site.agent.apply_objects(objects)
+    site.agent.apply_objects(objects(site, env=env, **sections))
     site.agent.wait_ready()
 
 
-def _mount(template: Json) -> None:
-    template["spec"]["volumes"].append({"name": "config", "configMap": {"name": NAME}})
-    agents.agent_container(template)["volumeMounts"].append({"name": "config", "mountPath": FOLDER, "readOnly": True})
+def objects(site: Site, *, env: Mapping[str, str] | None = None, **sections: object) -> list[Json]:
+    """The manifests with these sections."""
+    found = site.agent.manifests(env=env)
+    (ours,) = (body for body in found if (body["kind"], body["metadata"]["name"]) == ("ConfigMap", NAME))
+    ours["data"] = {FILE: _text(sections)}
+    return found
+
+
+def change(site: Site, **sections: object) -> None:
+    """Other sections, under the agent that runs: kubelet brings them into the pod, at once as its pod is changed as well."""
+    site.api.patch("ConfigMap", NAME, {"data": {FILE: _text(sections)}}, agents.NAMESPACE)
+    metadata = {"annotations": {"e2e.nearfield.dev/config": str(time.monotonic())}}
+    site.api.patch("Pod", site.agent.pod()["metadata"]["name"], {"metadata": metadata}, agents.NAMESPACE)
+
+
+def _text(sections: Mapping[str, object]) -> str:
+    return yaml.safe_dump({"apiVersion": "config.nearfield.dev/v1alpha1", "kind": "AgentConfig", **sections})
