@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from discovery import mig
+from discovery.address import PciAddress
 from driver import values
+from driver.errors import RecordError
 from driver.prepare import cdi, ledger, plan, store
 from tests.fakes import preparing
 
@@ -78,6 +81,48 @@ ENTRIES = (
 )
 
 
+_GPU = PciAddress(0, 0x1B, 0, 0)
+_BEGUN, _DIVIDED, _LEFT = _ref(4, "begun"), _ref(5, "divided"), _ref(6, "left")
+
+
+def _part(start: int, size: int, profile: str, profile_id: int, *, made: bool) -> ledger.HeldDevice:
+    caps = tuple(
+        mig.CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{66 + 9 * start + n}", major=237, minor=66 + 9 * start + n)
+        for n in range(2)
+    )
+    return ledger.HeldDevice(
+        name=values.partition_device_name(_GPU, profile=profile, profile_id=profile_id, start=start),
+        address=str(_GPU),
+        uuid=f"MIG-{start}" if made else "",
+        nodes=("/dev/nvidia0",),
+        caps=caps if made else (),
+        place=mig.MigPlacement(start=start, size=size),
+    )
+
+
+def _parted(
+    claim: values.ClaimRef, state: ledger.ClaimState, device: ledger.HeldDevice, profile_id: int, *, at: float | None
+) -> ledger.Entry:
+    assert device.place is not None
+    part = mig.Partition(gpu=_GPU, profile_id=profile_id, start=device.place.start)
+    return ledger.Entry(
+        claim=claim,
+        state=state,
+        boot_id=BOOT_ID,
+        devices=(device,),
+        results=(ledger.Result(request="part", pool="node-1", device=device.name),),
+        cdi_ids=(_ids(claim, device.name),),
+        hardware=ledger.hardware_of((part,), made_at=at),
+    )
+
+
+ENTRIES_2 = (
+    _parted(_BEGUN, ledger.ClaimState.STARTED, _part(0, 1, "1g.10gb", 19, made=False), 19, at=None),
+    _parted(_DIVIDED, ledger.ClaimState.COMPLETED, _part(4, 4, "3g.40gb", 9, made=True), 9, at=1764460800.25),
+    _parted(_LEFT, ledger.ClaimState.RELEASING, _part(2, 2, "2g.20gb", 14, made=True), 14, at=1764460801.5),
+)
+
+
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     shutil.copy(FOLDER / "record-1.db", tmp_path / store.FILE_NAME)
@@ -116,3 +161,50 @@ def test_answers_of_schema_1_stay_the_same() -> None:
         (("part",), _ids(_MIXED, "gpu-0000-61-00-0", f"-{_SHARE}"), _SHARE),
         (("watch",), _ids(_MIXED, "gpu-0000-61-00-0"), None),
     ]
+
+
+def test_a_record_of_schema_2_loads_and_is_used_on(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "record-2.db", tmp_path / store.FILE_NAME)
+    reports = preparing.Reports()
+    opened = store.Store(tmp_path, boot_id=BOOT_ID, salvage=lambda: (), reports=reports)
+    assert opened.open() is None
+    assert opened.rows() == ENTRIES_2
+    assert opened.releasing() == (_LEFT.uid,)
+    assert set(opened.holders(["gpu-0000-1b-00-0"])) == {entry.devices[0].name for entry in ENTRIES_2}
+    assert ENTRIES_2[1].partitions == (mig.Partition(gpu=_GPU, profile_id=9, start=4),)
+    opened.remove(ENTRIES_2[0], timeout_s=5)
+    again = plan.PreparePlan(entry=ENTRIES_2[0], columns=ledger.to_columns(ENTRIES_2[0]))
+    opened.put(again, previous=None, timeout_s=5)
+    assert opened.rows() == ENTRIES_2
+    assert reports.rebuilt == []
+    opened.close()
+
+
+def test_a_claim_file_of_schema_2_gives_its_record_back_and_is_written_the_same() -> None:
+    dialect = cdi.Dialect(driver="gpu.nearfield.dev", mock=False)
+    kept = (FOLDER / "claim-2-1.json").read_bytes()
+    assert dialect.entry_of(kept) == ENTRIES_2[1]
+    assert dialect.claim_spec(ENTRIES_2[1]) == kept
+
+
+@pytest.mark.parametrize("number", range(len(ENTRIES)))
+def test_what_schema_1_wrote_is_written_the_same(number: int) -> None:
+    dialect = cdi.Dialect(driver="gpu.nearfield.dev", mock=False)
+    assert dialect.claim_spec(ENTRIES[number]) == (FOLDER / f"claim-1-{number}.json").read_bytes()
+
+
+def test_a_version_that_knows_no_parts_reads_a_record_until_there_is_one(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would give the whole GPU to another claim."""
+    opened = store.Store(record, boot_id=BOOT_ID, salvage=lambda: (), reports=preparing.Reports())
+    opened.remove(ENTRIES[0], timeout_s=5)
+    monkeypatch.setattr(ledger, "VERSION", 1)
+    assert len(store.read_rows(record)) == len(ENTRIES) - 1
+    part = plan.PreparePlan(entry=ENTRIES_2[1], columns=ledger.to_columns(ENTRIES_2[1]))
+    opened.put(part, previous=None, timeout_s=5)
+    with pytest.raises(RecordError, match="written by a newer version"):
+        store.read_rows(record)
+    opened.close()
+    with pytest.raises(ledger.DamagedError, match="for readers of version 2"):
+        ledger.from_document(*ledger.to_document(part.columns, since=ledger.readable_since(ENTRIES_2[1])))

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from discovery import mig
 from driver.prepare import cdi, claims, ledger, plan
 from tests.fakes import cdi_rules, preparing
 
@@ -50,10 +52,64 @@ NODE_EDITS = cdi.NodeEdits(
 )
 
 
+def parted() -> ledger.Entry:
+    """Two MIG instances of one GPU."""
+    names = ("gpu-0000-10-00-0-mig-1g-10gb-19-0", "gpu-0000-10-00-0-mig-3g-40gb-9-4")
+    return replace(
+        entry(1, *(ledger.Result(request="part", pool="node-1", device=preparing.NAMES[0]) for _ in names)),
+        devices=tuple(
+            ledger.HeldDevice(
+                name=name,
+                address="0000:10:00.0",
+                uuid=f"MIG-{number}",
+                nodes=("/dev/nvidia0",),
+                caps=tuple(
+                    mig.CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", major=237, minor=minor)
+                    for minor in (number * 9, number * 9 + 1)
+                ),
+                place=mig.MigPlacement(start=number * 4, size=1 + number * 3),
+            )
+            for number, name in enumerate(names)
+        ),
+        results=tuple(ledger.Result(request="part", pool="node-1", device=name) for name in names),
+        cdi_ids=tuple((REAL.device_id(preparing.ref(1).uid, name, None), REAL.node_id) for name in names),
+    )
+
+
+def test_a_part_is_the_node_of_its_gpu_and_the_nodes_that_give_the_right_to_it() -> None:
+    first, second = json.loads(REAL.claim_spec(parted()))["devices"]
+    assert first["containerEdits"]["deviceNodes"] == [
+        {"path": "/dev/nvidia0"},
+        {"path": "/dev/nvidia-caps/nvidia-cap0", "type": "c", "major": 237, "minor": 0},
+        {"path": "/dev/nvidia-caps/nvidia-cap1", "type": "c", "major": 237, "minor": 1},
+    ]
+    assert [node["path"] for node in second["containerEdits"]["deviceNodes"]] == [
+        "/dev/nvidia0",
+        "/dev/nvidia-caps/nvidia-cap9",
+        "/dev/nvidia-caps/nvidia-cap10",
+    ]
+    variables = [device["containerEdits"]["env"] for device in (first, second)]
+    assert [value.partition("=")[2] for (value,) in variables] == ["MIG-0", "MIG-1"]
+    assert variables[0] != variables[1]
+    mock = json.loads(MOCK.claim_spec(parted()))["devices"][0]["containerEdits"]["deviceNodes"]
+    assert {tuple(node) for node in mock} == {("path", "hostPath")}
+
+
+def test_the_record_in_a_file_with_parts_says_who_may_read_it() -> None:
+    data = REAL.claim_spec(parted())
+    assert REAL.entry_of(data) == parted()
+    record = json.loads(json.loads(data)["annotations"][f"{preparing.DRIVER}/record"])
+    assert (record["version"], record["readableSince"]) == (2, 2)
+    plain = json.loads(json.loads(REAL.claim_spec(entry()))["annotations"][f"{preparing.DRIVER}/record"])
+    assert (plain["version"], plain["readableSince"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     "data",
     [
         REAL.claim_spec(entry()),
+        REAL.claim_spec(parted()),
+        MOCK.claim_spec(parted()),
         MOCK.claim_spec(entry(dialect=MOCK)),
         REAL.claim_spec(many()),
         REAL.node_spec(NODE_EDITS),

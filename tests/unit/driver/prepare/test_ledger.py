@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from discovery import mig
 from driver import values
 from driver.prepare import ledger
 from tests.fakes import preparing
@@ -81,6 +82,12 @@ RESULT = st.builds(
     admin=st.booleans(),
 )
 
+NUMBER = st.integers(min_value=0, max_value=1 << 20)
+CAPABILITY = st.builds(mig.CapabilityNode, path=TEXT, major=NUMBER, minor=NUMBER)
+PLACE = st.builds(mig.MigPlacement, start=NUMBER, size=NUMBER)
+PARTITION = st.builds(mig.Partition, gpu=st.sampled_from(preparing.ADDRESSES), profile_id=NUMBER, start=NUMBER)
+TIME = st.floats(min_value=0, max_value=1e10)
+
 
 @st.composite
 def entries(draw: st.DrawFn) -> ledger.Entry:
@@ -91,13 +98,21 @@ def entries(draw: st.DrawFn) -> ledger.Entry:
         boot_id=draw(TEXT),
         devices=tuple(
             ledger.HeldDevice(
-                name=name, address=draw(TEXT), uuid=draw(TEXT), nodes=tuple(draw(st.lists(TEXT, max_size=2)))
+                name=name,
+                address=draw(TEXT),
+                uuid=draw(TEXT),
+                nodes=tuple(draw(st.lists(TEXT, max_size=2))),
+                caps=tuple(draw(st.lists(CAPABILITY, max_size=2))),
+                place=draw(st.none() | PLACE),
             )
             for name in ("gpu-0", "gpu-1")
         ),
         results=results,
         cdi_ids=tuple((draw(TEXT),) for _ in results),
-        hardware=draw(st.dictionaries(TEXT, st.integers() | TEXT, max_size=2)),
+        hardware={
+            **ledger.hardware_of(draw(st.lists(PARTITION, max_size=2)), made_at=draw(st.none() | TIME)),
+            **draw(st.dictionaries(st.just("later") | st.just("more"), st.integers() | TEXT, max_size=2)),
+        },
     )
 
 
@@ -106,7 +121,7 @@ def entries(draw: st.DrawFn) -> ledger.Entry:
 def test_an_entry_comes_back_from_its_row_and_from_its_document(entry: ledger.Entry) -> None:
     columns = ledger.to_columns(entry)
     assert ledger.from_columns(columns) == entry
-    assert ledger.from_document(*ledger.to_document(columns)) == entry
+    assert ledger.from_document(*ledger.to_document(columns, since=ledger.readable_since(entry))) == entry
 
 
 @settings(max_examples=80, deadline=None)
@@ -130,6 +145,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(entry: ledger.Entry, place: int
 
 
 DOCUMENT: dict[str, Any] = json.loads(ledger.to_document(ledger.to_columns(ENTRY))[0])
+DEVICE: dict[str, Any] = DOCUMENT["devices"][0]
 
 
 def test_what_a_newer_version_adds_is_ignored() -> None:
@@ -154,6 +170,20 @@ def test_what_a_newer_version_adds_is_ignored() -> None:
         {"cdiIDs": [[], [], []]},
         {"cdiIDs": [["a"], ["b"], [3]]},
         {"hardware": []},
+        {"hardware": {"mig": {}}},
+        {"hardware": {"mig": [19]}},
+        {"hardware": {"mig": [{"gpu": "nowhere", "profileID": 19, "start": 0}]}},
+        {"hardware": {"mig": [{"gpu": "0000:10:00.0", "profileID": "19", "start": 0}]}},
+        {"hardware": {"mig": [{"gpu": "0000:10:00.0", "profileID": 19}]}},
+        {"hardware": {"madeAt": "noon"}},
+        {"hardware": {"madeAt": True}},
+        {"devices": [{**DEVICE, "place": [1]}]},
+        {"devices": [{**DEVICE, "place": [1, 2, 3]}]},
+        {"devices": [{**DEVICE, "place": ["1", 2]}]},
+        {"devices": [{**DEVICE, "place": None}]},
+        {"devices": [{**DEVICE, "caps": {}}]},
+        {"devices": [{**DEVICE, "caps": [{"path": "/dev/x", "major": 1}]}]},
+        {"devices": [{**DEVICE, "caps": [{"path": "/dev/x", "major": 1, "minor": True}]}]},
         {"bootID": None},
     ],
 )
@@ -175,3 +205,48 @@ def test_a_column_of_another_type_is_damaged(value: Any) -> None:
         ledger.from_columns(columns._replace(results=value))
     with pytest.raises(ledger.DamagedError):
         ledger.from_columns(columns._replace(checksum=value))
+
+
+WHOLE = ledger.HeldDevice(name=preparing.NAMES[0], address="0000:10:00.0", uuid="GPU-0", nodes=("/dev/nvidia0",))
+
+
+def part(number: int, start: int, size: int) -> ledger.HeldDevice:
+    return ledger.HeldDevice(
+        name=f"{preparing.NAMES[number]}-mig-x-{size}-{start}",
+        address=str(preparing.ADDRESSES[number]),
+        uuid="MIG-1",
+        nodes=("/dev/nvidia0",),
+        place=mig.MigPlacement(start=start, size=size),
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (WHOLE, WHOLE, True),
+        (WHOLE, part(0, 6, 1), True),
+        (WHOLE, part(1, 6, 1), False),
+        (part(0, 0, 4), part(0, 3, 1), True),
+        (part(0, 0, 4), part(0, 4, 4), False),
+        (part(0, 0, 8), part(0, 0, 1), True),
+        (part(0, 2, 2), part(1, 2, 2), False),
+    ],
+)
+def test_devices_overlap_where_they_need_one_slice(
+    one: ledger.HeldDevice, other: ledger.HeldDevice, expected: bool
+) -> None:
+    assert ledger.overlap(one, other) is ledger.overlap(other, one) is expected
+
+
+def test_the_instance_of_a_device_is_the_one_at_its_place() -> None:
+    first, second = part(0, 0, 4), part(1, 0, 4)
+    made = mig.Partition(gpu=preparing.ADDRESSES[0], profile_id=9, start=0)
+    entry = replace(ENTRY, devices=(first, second, WHOLE), hardware=ledger.hardware_of([made], made_at=5.0))
+    assert [entry.partition_of(device) for device in entry.devices] == [made, None, None]
+    assert (entry.partitions, entry.made_at) == ((made,), 5.0)
+    assert ledger.hardware_of([]) == ledger.hardware_of([], made_at=5.0) == {}
+
+
+def test_only_entries_with_parts_shut_older_readers_out() -> None:
+    assert ledger.readable_since(replace(ENTRY, devices=(WHOLE,))) == ledger.READABLE_SINCE
+    assert ledger.readable_since(replace(ENTRY, devices=(WHOLE, part(0, 0, 4)))) == ledger.PARTITIONS_SINCE

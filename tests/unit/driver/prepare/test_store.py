@@ -12,6 +12,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -484,3 +485,73 @@ def test_the_file_says_whose_it_is_and_who_may_read_it(records: Records) -> None
         for row in connection.execute(f"SELECT {recordfile.COLUMNS} FROM claims"):
             for text in row[5:9]:
                 json.loads(text)
+
+
+def parted(number: int, gpu: int, profile: int, start: int, *, state: ledger.ClaimState) -> plan.PreparePlan:
+    index = preparing.FixedIndex()
+    index.divide()
+    name = preparing.part_name(gpu, profile, start)
+    made = plan.plan_prepare(
+        claims.Allocation(
+            claim=preparing.ref(number),
+            results=(ledger.Result(request="gpu", pool=preparing.POOL, device=name),),
+        ),
+        devices=index.devices,
+        holders={},
+        dialect=DIALECT,
+        boot_id=preparing.BOOT_ID,
+    )
+    assert isinstance(made, plan.PreparePlan)
+    entry = replace(made.entry, state=state)
+    return plan.PreparePlan(entry=entry, columns=ledger.to_columns(entry))
+
+
+def test_holders_of_a_gpu_are_those_of_its_parts_and_of_no_other_gpu(records: Records) -> None:
+    record = records.opened()
+    for number, (gpu, profile, start) in enumerate([(0, 19, 0), (0, 9, 4), (1, 19, 0)]):
+        record.put(parted(number, gpu, profile, start, state=ledger.ClaimState.STARTED), previous=None, timeout_s=5)
+    record.put(planned(7, 2), previous=None, timeout_s=5)
+    parts = {preparing.part_name(0, 19, 0), preparing.part_name(0, 9, 4)}
+    for asked in ([preparing.NAMES[0]], [preparing.part_name(0, 14, 2)], [*parts, preparing.NAMES[0]]):
+        assert set(record.holders(asked)) == parts
+    found = record.holders(preparing.NAMES)
+    assert set(found) == {*parts, preparing.part_name(1, 19, 0), preparing.NAMES[2]}
+    assert all(holder.device.name == name for name, holder in found.items())
+    assert record.holders([preparing.NAMES[3], "gpu-9", ""]) == {}
+
+
+def test_what_is_to_be_put_back_is_known(records: Records) -> None:
+    record = records.opened()
+    record.put(parted(1, 0, 19, 0, state=ledger.ClaimState.COMPLETED), previous=None, timeout_s=5)
+    assert record.releasing() == ()
+    left = parted(1, 0, 19, 0, state=ledger.ClaimState.RELEASING)
+    record.put(left, previous=left.entry, timeout_s=5)
+    assert record.releasing() == (preparing.ref(1).uid,)
+    assert record.held_devices() == {preparing.part_name(0, 19, 0)}
+
+
+def test_of_files_that_overlap_the_first_is_believed(records: Records) -> None:
+    part = parted(1, 0, 19, 3, state=ledger.ClaimState.COMPLETED).entry
+    beside = parted(2, 0, 9, 4, state=ledger.ClaimState.COMPLETED).entry
+    above = parted(3, 0, 5, 0, state=ledger.ClaimState.COMPLETED).entry
+    records.salvaged = [part, beside, above, planned(4, 0).entry, planned(5, 1).entry]
+    record = records.opened()
+    assert uids(record) == {preparing.ref(number).uid for number in (1, 2, 5)}
+    assert record.adopt(above) is False
+
+
+def test_a_record_with_parts_is_closed_to_versions_that_know_none(records: Records) -> None:
+    record = records.opened()
+    record.put(planned(1, 0), previous=None, timeout_s=5)
+
+    def versions() -> tuple[int, int]:
+        with closing(sqlite3.connect(records.path)) as connection:
+            (least,) = connection.execute("SELECT value FROM meta WHERE key = 'min_reader'").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            return least, version
+
+    with closing(sqlite3.connect(records.path)) as connection:
+        connection.execute("PRAGMA user_version=1")
+    assert versions() == (1, 1)
+    record.put(parted(2, 1, 19, 0, state=ledger.ClaimState.STARTED), previous=None, timeout_s=5)
+    assert versions() == (ledger.PARTITIONS_SINCE, ledger.PARTITIONS_SINCE)
