@@ -7,7 +7,9 @@ made from the same models is published in docs/configuration.schema.json.
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -268,3 +270,18 @@ def _rule_to_json(rule: rules.Rule) -> dict[str, object]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the file."""
     return strict.json_schema(AgentConfig)
+
+
+def main() -> int:
+    """Read the file that the command line names, for another process: what is in effect as JSON, or the problems, a line each."""
+    try:
+        effective = load(Path(sys.argv[1]))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(json.dumps(to_json(effective)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
 import os
@@ -14,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from driver import config, overlay
+from driver import config, configload, overlay
 from driver.cli import run_options
 
 PATIENCE_S = 45.0
@@ -47,7 +48,7 @@ EXIT_S = 0.5
 def command(**values: str | None) -> NoReturn:
     """Serve until told to stop."""
     settings = run_options.settings(**values)
-    agent_config = config.AgentConfig() if settings.config is None else _load(settings.config)
+    agent_config = config.AgentConfig() if settings.config is None else _read(settings.config)
     document = overlay.load(settings.overlay, agent_config)
     from discovery import child
     from driver.app import hardware
@@ -60,7 +61,7 @@ def command(**values: str | None) -> NoReturn:
     prober.start()
     from driver.app import agent
 
-    running = agent.Agent(settings, agent_config, prober, load=_load, ending=lambda: _end_in(STOP_S, 0))
+    running = agent.Agent(settings, agent_config, prober, load=configload.load, ending=lambda: _end_in(STOP_S, 0))
     signals = itertools.count()
 
     def stop(number: int, _frame: object) -> None:
@@ -89,11 +90,11 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _load(path: Path) -> config.AgentConfig:
-    """The configuration in a file. Raises ConfigError."""
-    from driver import configfile
-
-    return configfile.load(path)
+def _read(path: Path) -> config.AgentConfig:
+    """The configuration in a file, read by another process while this one loads what it will need. Raises ConfigError."""
+    reading = configload.Reading(path)
+    importlib.import_module("driver.app.agent")
+    return reading.result()
 
 
 def _end_in(seconds: float, status: int) -> None:

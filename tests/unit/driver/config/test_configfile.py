@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from discovery import address, document, strict
-from driver import config, configfile
+from driver import config, configfile, configload
 from driver.errors import ConfigError
 from driver.sharing import hiding, rules
 
@@ -186,7 +186,9 @@ RULES = st.builds(
     )
 )
 def test_the_effective_configuration_reads_back_as_itself(effective: config.AgentConfig) -> None:
-    assert parse(json.dumps(configfile.to_json(effective))) == effective
+    written = json.dumps(configfile.to_json(effective))
+    assert parse(written) == effective
+    assert configload.decode(json.loads(written)) == effective
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:
