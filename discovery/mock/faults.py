@@ -22,6 +22,7 @@ from discovery.mock import (
     hotplug,
     live,
     migfiles,
+    migrules,
     procnet,
     recording,
     treefiles,
@@ -47,6 +48,7 @@ _TREE_KINDS = (
     Kind.NETDEV_MOVED,
     Kind.RDMA_MOVED,
 )
+_UNBINDING = (Kind.FALLEN_OFF, Kind.VFIO_BOUND, Kind.NO_DRIVER)
 _OF_A_DRIVER = ("net", "infiniband", "infiniband_mad", "infiniband_verbs", "nvme", "drm")
 """Directories of a PCI function that its driver makes and that go with it."""
 
@@ -106,18 +108,19 @@ class Timeline:
         self._directory = directory
         self._file = live.LiveFile(directory)
 
-    def advance(self, now: float) -> float | None:
-        """Gives the tree what the faults that are on at a time make of it. When the next change is due, None if never.
+    def advance(self, now: float, *, rendered: bool = False) -> float | None:
+        """Gives the tree what the faults that are on at a time make of it. When the next change is due, None if never. `rendered`:
+        just now, so that what is on has been so from the beginning.
 
         DocumentError when the directory is no rendered machine (any more).
         """
         state = self._file.read()
         if _on(state, now) != state.applied:
-            state = self._show(now)
+            state = self._show(now, rendered=rendered)
         moments = (moment for placed in state.faults for moment in (placed.begins, placed.ends) if moment is not None)
         return min((moment for moment in moments if moment > now), default=None)
 
-    def _show(self, now: float) -> live.Live:
+    def _show(self, now: float, *, rendered: bool) -> live.Live:
         with self._file.locked():
             state = self._file.read()
             active = _on(state, now)
@@ -125,6 +128,8 @@ class Timeline:
             before, after = effects(base, state.applied), effects(base, active)
             told = hotplug.events(_under(base, before), _under(base, after))
             _write(self._directory, base, before, after)
+            if not rendered:
+                state = _without_instances(state, set(active) - set(state.applied))
             migfiles.repair(self._directory, viewing.view(state, now=now))
             state = dataclasses.replace(state, applied=active, seqnum=state.seqnum + len(told))
             self._file.write(state)
@@ -132,6 +137,17 @@ class Timeline:
             messages = [event.message(number) for number, event in enumerate(told, first)]
             ueventsocket.send(self._directory, messages)
             return state
+
+
+def _without_instances(state: live.Live, begun: Iterable[Fault]) -> live.Live:
+    """A GPU that its driver leaves loses its MIG instances, and programs the GPU; the mode stays
+    (https://github.com/NVIDIA/k8s-device-plugin/issues/225).
+    """
+    left = {item.target for item in begun if item.kind in _UNBINDING}
+    if state.nvml is None or not left:
+        return state
+    gpus = tuple(migrules.unbound(gpu) if None in left or gpu.pci in left else gpu for gpu in state.nvml.gpus)
+    return dataclasses.replace(state, nvml=dataclasses.replace(state.nvml, gpus=gpus))
 
 
 def effects(files: Mapping[str, Entry], active: Iterable[Fault]) -> dict[str, Entry | None]:

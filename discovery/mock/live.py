@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,17 +83,27 @@ class LiveFile:
             return live
 
     def write(self, live: Live) -> None:
-        """Writes the state whole. A reader sees the old or the new one."""
-        temporary = self._path.with_name(f"{FILE}.{os.getpid()}.{threading.get_ident()}.tmp")
+        """Writes the state whole, under the lock. A reader sees the old or the new one."""
+        temporary = self._path.with_name(f"{FILE}.new")
         with self._mutex:
             text, lines = self._text(live)
             with temporary.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
+                self._date(file.fileno())
                 written = os.fstat(file.fileno())
             temporary.replace(self._path)
             self._seen = (written.st_ino, written.st_mtime_ns, written.st_size)
             self._live, self._lines = live, lines
+
+    def _date(self, descriptor: int) -> None:
+        """Gives a file a later time than the one that it replaces has, which clocks that tick a few hundred times a second may not:
+        with the inode and the size of one before that, a reader would take it for that one.
+        """
+        now = time.time_ns()
+        with contextlib.suppress(FileNotFoundError):
+            now = max(now, self._path.stat().st_mtime_ns + 1)
+        os.utime(descriptor, ns=(now, now))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

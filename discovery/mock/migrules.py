@@ -198,6 +198,14 @@ def reset(gpu: state.Gpu) -> state.Gpu:
     return with_mig(gpu, dataclasses.replace(gpu.mig, current=gpu.mig.pending, instances=()))
 
 
+def unbound(gpu: state.Gpu) -> state.Gpu:
+    """After its driver has left it: no instance and no process."""
+    gpu = dataclasses.replace(gpu, processes=()) if gpu.processes else gpu
+    if gpu.mig is None or not gpu.mig.instances:
+        return gpu
+    return with_mig(gpu, dataclasses.replace(gpu.mig, instances=()))
+
+
 def _free_place(
     mig: state.Mig, profile: state.MigProfile, among: Iterable[state.MigPlacement] | None = None
 ) -> state.MigPlacement | None:

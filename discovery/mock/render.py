@@ -63,7 +63,7 @@ def render(machine: recording.Recording, directory: Path, *, clock: Callable[[],
             migfiles.repair(directory, view.view(file.read(), now=since))
     except OSError as err:
         raise DocumentError(f"{directory}: cannot write the mock machine {machine.name}: {err}") from err
-    faults.Timeline(directory).advance(since)
+    faults.Timeline(directory).advance(since, rendered=True)
     return MockTree(directory)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,10 +35,12 @@ def write_all(root: Path, files: Mapping[str, Entry]) -> None:
 
 
 def replace(root: Path, path: str, entry: Entry) -> None:
-    """Puts one file in place of what is there. A reader sees the old or the new one, and no other name beside it."""
+    """Puts one file in place of what is there, under the lock of the machine. A reader sees the old or the new one, and no other name
+    beside it.
+    """
     target = root / path
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    temporary = root / f"new.{os.getpid()}.{threading.get_ident()}"
+    temporary = root / "new"
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     _create(str(temporary), entry)
