@@ -27,6 +27,7 @@ from hack.bench.parts import (
     idle,
     loss,
     memory,
+    mig,
     pods,
     prepare,
     probe,
@@ -42,6 +43,7 @@ from hack.realnode.errors import ClusterError
 PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
     "prepare": prepare.run,
     "eight": eight.run,
+    "mig": mig.run,
     "throughput": throughput.run,
     "growth": growth.run,
     "startup": startup.run,
