@@ -6,9 +6,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from hack.judges import allocator, hwloc
+from hack.judges import allocator, hwloc, impossible, mig
 
-JUDGES: Mapping[str, Callable[[Sequence[str]], int]] = {"allocator": allocator.main, "hwloc": hwloc.main}
+JUDGES: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "allocator": allocator.main,
+    "hwloc": hwloc.main,
+    "mig": mig.main,
+    "impossible": impossible.main,
+}
 
 USAGE = """usage: hack/oracle [allocator|hwloc] [option ...]
 

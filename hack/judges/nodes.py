@@ -14,6 +14,7 @@ from discovery import child, options
 from discovery.address import PciAddress
 from discovery.mock import render, zoo
 from driver.publish import devices, slices
+from driver.sharing import policy, rules
 
 DRIVER = "gpu.nearfield.dev"
 CLASS = {
@@ -22,6 +23,9 @@ CLASS = {
     "metadata": {"name": DRIVER},
     "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]},
 }
+
+DIVIDED = (rules.Rule(mode=rules.Mode.MIG_DYNAMIC),)
+"""The rules of sharing of a node whose GPUs are all divided as claims want it."""
 
 Order = tuple[int, ...]
 """A permutation of a node's devices, as they are published."""
@@ -90,8 +94,8 @@ class Node:
         return True
 
 
-def read(name: str) -> Node:
-    """The node of a machine of the zoo."""
+def read(name: str, *, sharing: Sequence[rules.Rule] = ()) -> Node:
+    """The node of a machine of the zoo, whose GPUs are shared by these rules."""
     with tempfile.TemporaryDirectory(prefix="nearfield-oracle-") as folder:
         tree = render.render(zoo.load(name), Path(folder) / "tree")
         prober = child.InProcessProber(
@@ -102,7 +106,11 @@ def read(name: str) -> Node:
             snapshot = prober.probe(timeout_s=60.0)
         finally:
             prober.close()
-    offered = devices.build_devices(snapshot, options=devices.PublishOptions(driver_name=DRIVER))
+    offered = devices.build_devices(
+        snapshot,
+        options=devices.PublishOptions(driver_name=DRIVER),
+        policies=policy.resolve(sharing, snapshot.gpus).policies,
+    )
     return Node(name=name, devices=offered, minors={gpu.address: gpu.minor for gpu in snapshot.gpus})
 
 
