@@ -46,8 +46,9 @@ class Hand:
         with self._gpu(pci):
             before = self._look(pci)
             after, _ = rule(before)
-            if before.mig is not None and after is not before:
-                time.sleep(seconds(before.mig.times))
+            takes = seconds(before.mig.times) if before.mig is not None and after is not before else 0.0
+            if takes > 0:
+                time.sleep(takes)
             with self._file.locked():
                 before = self._look(pci)
                 after, answer = rule(before)

@@ -95,5 +95,5 @@ def test_the_command_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert command.main([str(source), str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/sys/bus/pci/devices" / str(mockmachine.GPU0)).exists()
     assert command.main(["no-such-machine", str(tmp_path / "out2")]) == 2
-    assert "neither a machine of the zoo (a30-4-pcie, " in capsys.readouterr().err
+    assert "neither a machine of the zoo (a30-4-mig, a30-4-pcie, " in capsys.readouterr().err
     assert command.main([]) == 2
