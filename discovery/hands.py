@@ -20,19 +20,17 @@ from typing import Any
 from discovery import codec, dividing, errors, mig, nvml, options, serving, sysfs, turns, work
 from discovery.address import PciAddress, parse
 
-_GRACE_S = 15.0
-"""A change of the MIG mode and seven instances take less."""
-
 
 class _DroppedError(Exception):
     """The parent does not want it done after all."""
 
 
 class _Hands:
-    def __init__(self, requests: serving.Requests, source: options.Source, locks: Path) -> None:
+    def __init__(self, requests: serving.Requests, source: options.Source, locks: Path, grace_s: float) -> None:
         self._requests = requests
         self._source = source
         self._locks = locks
+        self._grace_s = grace_s
         self._divider: dividing.Divider | None = None
         self.done = False
         """Whether only another process can go on."""
@@ -43,7 +41,7 @@ class _Hands:
             gpu = parse(request["gpu"])
             with turns.turn(self._locks, gpu, lambda: self._requests.answer({"waits": True})):
                 if request["verb"] != "create":
-                    self._requests.grace_s = _GRACE_S
+                    self._requests.grace_s = self._grace_s
                 return {"answer": codec.encode(self._do(request, gpu))}
         except errors.WorkError as err:
             return {"error": str(err), "kind": err.kind, "retryable": err.retryable}
@@ -79,7 +77,7 @@ class _Hands:
         self._requests.answer({"found": True})
         if self._requests.next() != {"go": True}:
             raise _DroppedError
-        self._requests.grace_s = _GRACE_S
+        self._requests.grace_s = self._grace_s
 
 
 def divider(source: options.Source) -> dividing.Divider:
@@ -99,7 +97,7 @@ def main() -> int:
     requests = serving.Requests(grace_s=0.0)
     arguments = json.loads(sys.argv[1])
     source = codec.decode(options.Source, arguments["source"], place="source")
-    hands = _Hands(requests, source, Path(arguments["locks"]))
+    hands = _Hands(requests, source, Path(arguments["locks"]), arguments["orphan_s"])
     gc.freeze()
     try:
         while not hands.done and (request := requests.next()) is not None:

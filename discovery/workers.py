@@ -24,6 +24,9 @@ _T = TypeVar("_T")
 _IDLE_S = 60.0
 """How long a worker that is not needed stays, beside the one that always does."""
 
+_ORPHAN_S = 15.0
+"""How long a worker goes on with a change after its agent was killed: a change of the MIG mode and seven instances take less."""
+
 _DROP_S = 2.0
 """How long a worker may take to say that it let a request go."""
 
@@ -39,10 +42,11 @@ class Workers:
         source: options.Source,
         locks: Path,
         idle_s: float = _IDLE_S,
+        orphan_s: float = _ORPHAN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`locks`: the folder of the lock files, the same for all agents of the node; it is made when it is first needed."""
-        self._arguments = json.dumps({"source": codec.encode(source), "locks": str(locks)})
+        self._arguments = json.dumps({"source": codec.encode(source), "locks": str(locks), "orphan_s": orphan_s})
         self._idle_s = idle_s
         self._clock = clock
         self._state = threading.Lock()

@@ -136,7 +136,7 @@ def test_a_crash_of_nvml_costs_one_look_and_leaves_a_trace(
     prober: child.ProbeChild, mock: Path, number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.apply(mock, [fault.Fault(kind=fault.Kind.NVML_CRASH, signal=int(number))])
-    with caplog.at_level(logging.WARNING, logger="discovery.child"):
+    with caplog.at_level(logging.WARNING, logger="discovery.process"):
         err = failure(lambda: prober.probe(timeout_s=PATIENCE_S))
     assert f"was ended by {number.name}" in str(err)
     if number is not signal.SIGKILL:
@@ -164,7 +164,7 @@ def test_a_worker_that_talks_without_end_is_heard_out_but_not_logged(
     (tmp_path / "sitecustomize.py").write_text("import sys\nfor _ in range(1000): print('x' * 2000, file=sys.stderr)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     prober = child.ProbeChild(source=source(mock), options=child.ProbeOptions())
-    with caplog.at_level(logging.WARNING, logger="discovery.child"):
+    with caplog.at_level(logging.WARNING, logger="discovery.process"):
         assert len(prober.rescan(timeout_s=PATIENCE_S).gpus) == 1
         prober.close()
     assert len(caplog.records) == 101
