@@ -12,6 +12,7 @@ MARK = "=====nearfield "
 SCRIPT = f"""
 echo '{MARK}env'; env
 echo '{MARK}nodes'; ls -l /dev | grep nvidia || true
+echo '{MARK}caps'; ls /dev/nvidia-caps 2>/dev/null || true
 echo '{MARK}mounts'; cat /proc/self/mountinfo
 echo '{MARK}end'
 """
@@ -27,6 +28,8 @@ class View:
     env: Mapping[str, str]
     nodes: Mapping[str, tuple[int, int]]
     """Path -> major and minor number, of everything that begins with /dev/nvidia."""
+    caps: tuple[str, ...]
+    """The nodes below /dev/nvidia-caps, by which MIG instances are used."""
     mounts: Mapping[str, str]
     """Mount point -> what is mounted there, as mountinfo's root."""
 
@@ -39,6 +42,11 @@ class View:
     def gpu_uuids(self) -> tuple[str, ...]:
         """The UUIDs that its environment names."""
         return tuple(sorted(value for value in self.env.values() if value.startswith("GPU-")))
+
+    @property
+    def mig_uuids(self) -> tuple[str, ...]:
+        """Those of MIG instances."""
+        return tuple(sorted(value for value in self.env.values() if value.startswith("MIG-")))
 
 
 def parse(text: str) -> View:
@@ -56,5 +64,6 @@ def parse(text: str) -> View:
         f"/dev/{match['name']}": (int(match["major"]), int(match["minor"]))
         for match in _NODE.finditer("\n".join(parts["nodes"]))
     }
+    caps = tuple(sorted(f"/dev/nvidia-caps/{name}" for line in parts["caps"] for name in line.split()))
     mounts = {fields[4]: fields[3] for fields in (line.split() for line in parts["mounts"]) if len(fields) > 4}
-    return View(env=env, nodes=nodes, mounts=mounts)
+    return View(env=env, nodes=nodes, caps=caps, mounts=mounts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from tests.e2e.kit import waiting
+from tests.e2e.kit import partitions, waiting
 from tests.e2e.kit.agent import Agent
 from tests.e2e.kit.api import Api, Json
 from tests.e2e.kit.kubelet import Kubelet
@@ -62,7 +62,8 @@ class Leftovers:
 
     def _files(self) -> list[str]:
         record = [f"record: {entry.state} {entry.claim}" for entry in self._disk.record()]
-        return record + [f"CDI file {path.name}" for path in self._disk.claim_files()]
+        instances = [f"MIG instance {entry.device}" for entry in partitions.there(self._disk.machine)]
+        return record + [f"CDI file {path.name}" for path in self._disk.claim_files()] + instances
 
     def _sockets(self) -> list[str]:
         wanted, there = self._agent.socket_paths(), self._disk.sockets()

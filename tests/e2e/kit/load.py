@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that come and go, whose containers find out by themselves whether a GPU is with another container too."""
+"""Pods that come and go, whose containers find out by themselves whether a GPU is with another container too: those with a whole
+GPU want it alone, those with a MIG instance want the instance alone and the GPU with other instances.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.e2e.kit import make
@@ -17,21 +19,23 @@ HELD = "/run/nearfield-e2e"
 """A folder of the node in which containers lock the GPUs that they have: the kernel drops a lock when its holder is dead."""
 
 _LOCK = """
-import fcntl, os, signal, sys, time
+import fcntl, os, re, signal, sys, time
 if {ignores_term}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-uuids = sorted({{value for value in os.environ.values() if value.startswith("GPU-")}})
+uuids = sorted({{value for value in os.environ.values() if value.startswith(("GPU-", "MIG-"))}})
 if not uuids:
     sys.exit("no GPU")
+shared = fcntl.LOCK_EX if any(uuid.startswith("GPU-") for uuid in uuids) else fcntl.LOCK_SH
+nodes = [name for name in os.listdir("/dev") if re.fullmatch("nvidia[0-9]+", name)]
 kept = []
-for uuid in uuids:
-    kept.append(open("/held/" + uuid, "w"))
+for name, lock in [(uuid, fcntl.LOCK_EX) for uuid in uuids] + [(name, shared) for name in nodes]:
+    kept.append(open("/held/" + name, "w"))
     try:
-        fcntl.flock(kept[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(kept[-1], lock | fcntl.LOCK_NB)
     except OSError:
-        sys.exit(uuid + " is with another container")
+        sys.exit(name + " is with another container")
 print("mine:", *uuids, flush=True)
 time.sleep({seconds})
 """
@@ -87,11 +91,12 @@ class Told:
 class Load:
     """Some workers, each of which makes a pod with a GPU, waits for its end and deletes it, again and again."""
 
-    def __init__(self, space: Space, *, workers: int, seconds: float = 0.3) -> None:
-        """`seconds`: how long a container keeps its GPU."""
+    def __init__(self, space: Space, *, workers: int, seconds: float = 0.3, asks: Sequence[Json] = ()) -> None:
+        """`seconds`: how long a container keeps its GPU. `asks`: the requests of which each pod has the next one; one GPU."""
         self.told = Told()
         self._space = space
         self._seconds = seconds
+        self._asks = tuple(asks) or (make.request(),)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
@@ -101,7 +106,8 @@ class Load:
 
     def start(self) -> None:
         """Begin."""
-        self._space.create(make.template("load"))
+        for number, ask in enumerate(self._asks):
+            self._space.create(make.template(f"load-{number}", ask))
         for thread in self._threads:
             thread.start()
 
@@ -129,7 +135,7 @@ class Load:
             number += 1
             began = time.monotonic()
             try:
-                self._one(name)
+                self._one(name, f"load-{(worker + number) % len(self._asks)}")
             except Exception as error:  # noqa: BLE001 - the scenario fails by it
                 with self._lock:
                     self.told.wrong.append(f"{name}: {error}")
@@ -139,8 +145,8 @@ class Load:
                 self.told.seconds.append(time.monotonic() - began)
             self._space.delete("Pod", name, wait=False)
 
-    def _one(self, name: str) -> None:
-        self._space.create(exclusive_pod(name, claims={"gpu": "template:load"}, seconds=self._seconds))
+    def _one(self, name: str, template: str) -> None:
+        self._space.create(exclusive_pod(name, claims={"gpu": f"template:{template}"}, seconds=self._seconds))
         known = 0
         for _ in range(60):
             pod = self._space.get("Pod", name)
@@ -171,9 +177,9 @@ class Load:
 
 
 @contextlib.contextmanager
-def running(space: Space, *, workers: int, seconds: float = 0.3) -> Iterator[Load]:
+def running(space: Space, *, workers: int, seconds: float = 0.3, asks: Sequence[Json] = ()) -> Iterator[Load]:
     """A load for the block; it is finished at its end."""
-    load = Load(space, workers=workers, seconds=seconds)
+    load = Load(space, workers=workers, seconds=seconds, asks=asks)
     load.start()
     try:
         yield load
