@@ -237,7 +237,7 @@ _SOURCES = {"FromClass": "its DeviceClass", "FromClaim": "the claim"}
 def _refuse_configs(
     readers: Sequence[_Reader], results: Sequence[ledger.Result], *, ref: values.ClaimRef, driver: str
 ) -> None:
-    """Check the configuration that is for us. No kind of it exists for whole GPUs, so whatever applies is refused;
+    """Check the configuration that is for us. There is no kind of it yet, so whatever applies is refused;
     what is for a subrequest that was not chosen does not apply.
     """
     for reader in readers:
@@ -249,6 +249,6 @@ def _refuse_configs(
             raise opaque.wrong("parameters", "an object with apiVersion and kind")
         raise ClaimError(
             f"{ref} has configuration that driver {driver} does not know: {opaque.place}.parameters is of apiVersion "
-            f"{shown(parameters.get('apiVersion'))} and kind {shown(parameters.get('kind'))}, and whole GPUs take none. "
+            f"{shown(parameters.get('apiVersion'))} and kind {shown(parameters.get('kind'))}, and devices of this driver take none. "
             f"Remove it from {_SOURCES.get(reader.optional_text('source') or '', 'the claim or its DeviceClass')}"
         )

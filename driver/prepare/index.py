@@ -15,6 +15,8 @@ from driver.sharing import rules
 Policies = Callable[[model.Snapshot], Mapping[PciAddress, rules.Policy]]
 """How each GPU of a Snapshot is shared now."""
 
+_LONGEST_LOOK_S = inventory.PROBE_TIMEOUT_S + inventory.RESCAN_TIMEOUT_S
+
 
 def exclusive(_: model.Snapshot) -> Mapping[PciAddress, rules.Policy]:
     """The policies where nothing is shared."""
@@ -56,8 +58,10 @@ class InventoryIndex:
         this UUID is not, or not any more, at the place of this name. The UUID alone says little: it is made of the GPU's and of
         the numbers of the instances, and comes back with them.
         """
-        snapshot = self._state().snapshot
-        if snapshot is None or snapshot.taken_at <= since:
+        state = self._state()
+        snapshot = state.snapshot
+        # A later look that saw the same left the Snapshot as it was.
+        if snapshot is None or max(snapshot.taken_at, (state.read_at or 0.0) - _LONGEST_LOOK_S) <= since:
             return False
         whole = values.gpu_of(name)
         gpu = next((gpu for gpu in snapshot.gpus if values.gpu_device_name(gpu.address) == whole), None)

@@ -246,6 +246,7 @@ def _held(
                 message=f"device {name} is not usable as a whole: MIG is enabled on it, and this GPU is not of mode "
                 "mig-dynamic; disable MIG (`nvidia-smi -mig 0`), or change its sharing rule",
                 retryable=False,
+                look_again=True,
             )
         return ledger.HeldDevice(name=name, address=str(gpu.address), uuid=gpu.uuid, nodes=nodes)
     device = ledger.HeldDevice(name=name, address=str(gpu.address), uuid="", nodes=nodes, place=found.place)

@@ -182,6 +182,10 @@ def test_an_instance_is_gone_only_where_a_later_look_says_so(found: model.Gpu, l
     node = Node(found, rules.Mode.MIG_DYNAMIC, taken_at=100.0)
     assert node.index.lacks(part(19, 2), "MIG-1", since=99.0) is lacking
     assert node.index.lacks(part(19, 2), "MIG-1", since=100.0) is False
+    node.state = replace(node.state, read_at=120.0)
+    assert node.index.lacks(part(19, 2), "MIG-1", since=110.0) is False, "that look may have begun before"
+    node.state = replace(node.state, read_at=200.0)
+    assert node.index.lacks(part(19, 2), "MIG-1", since=110.0) is lacking, "it was looked at again, and is the same"
     assert node.index.lacks("gpu-0000-11-00-0-mig-1g-10gb-19-2", "MIG-1", since=99.0) is False
     node.state = inventory.InventoryState()
     assert node.index.lacks(part(19, 2), "MIG-1", since=99.0) is False
