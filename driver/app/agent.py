@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.app import outside
-    from driver.sharing import effective
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +58,10 @@ class Agent:
         self._patience_s = 0.0
         self._answers: executor.Executor | None = None
         self._failure: Exception | None = None
-        self._following = following.Following(
-            settings.config,
-            running=agent_config,
-            load=load,
-            changed=self._reconfigured,
-            refused=self._config_refused,
-        )
-        self._policies: effective.Effective | None = None
-        self._recorder: events.EventRecorder | None = None
+        self._load = load
+        self._following: following.Following | None = None
+        self._expecting = False
+        """Whether a worker was started for what the policies may ask of it."""
         self._outside: outside.Outside | None = None
         self._outside_lock = threading.Lock()
 
@@ -83,7 +77,8 @@ class Agent:
 
     def reload(self) -> None:
         """Read the configuration file again, as SIGHUP asks."""
-        self._following.again()
+        if self._following is not None:
+            self._following.again()
 
     def _end(self) -> None:
         self._stop.set()
@@ -113,7 +108,6 @@ class Agent:
         self._make_state_directory()
         metrics = Metrics(pool=settings.node_name)
         recorder = events.EventRecorder(component=settings.driver_name, host=settings.node_name, observer=metrics)
-        self._recorder = recorder
         told = reports.Reports(metrics, recorder, released=self._released)
         listeners = {
             option: listen.bind(address, option=option)
@@ -138,7 +132,14 @@ class Agent:
             stop=self._stop,
             stack=stack,
         )
-        self._policies = claims.policies
+        configuration = following.Following(
+            settings.config,
+            running=self._config,
+            load=self._load,
+            changed=lambda: self._reconfigured(configuration.in_effect, readings, claims),
+            refused=lambda message: recorder.node(reason="ConfigRefused", message=message),
+        )
+        self._following = configuration
         self._spawn("hardware", lambda: self._read_hardware(readings, hints, claims.reader))
         claims.open()
         health = late.LateHealth()
@@ -160,14 +161,14 @@ class Agent:
         stack.callback(claims.executor.wake)
         kubelet.registration()
         self._answers = claims.executor
-        self._following.start()
-        stack.callback(self._following.stop)
+        configuration.start()
+        stack.callback(configuration.stop)
         self._spawn("collector", claims.collector.run)
         self._spawn("releasing", lambda: claims.releaser.run(lambda: self._put_back(claims.executor)))
         self._spawn("watcher", lambda: self._wake(readings, claims))
         built = parts.Parts(
             settings=settings,
-            following=self._following,
+            following=configuration,
             prober=self._prober,
             readings=readings,
             claims=claims,
@@ -225,29 +226,28 @@ class Agent:
 
     def _wake(self, readings: inventory.Inventory, claims: room.PrepareRoom) -> None:
         """Tell those who wait for hardware facts whenever there are new ones."""
-        seen, expecting = 0, False
+        seen = 0
         while not self._stop.is_set():
             now = readings.wait(seen, 3600)
             if now != seen:
                 seen = now
                 claims.executor.wake()
                 self._notify()
-                expecting = expecting or claims.expect_work(readings.snapshot())
+                self._expect_work(readings, claims)
 
     def _notify(self) -> None:
         """What should be published may have changed with the hardware."""
         if self._outside is not None:
             self._outside.notify()
 
-    def _reconfigured(self) -> None:
+    def _reconfigured(self, now: config.AgentConfig, readings: inventory.Inventory, claims: room.PrepareRoom) -> None:
         """The configuration in effect is another."""
-        if self._policies is not None:
-            self._policies.set_rules(self._following.in_effect.sharing)
+        claims.policies.set_rules(now.sharing)
         self._notify()
+        self._expect_work(readings, claims)
 
-    def _config_refused(self, message: str) -> None:
-        if self._recorder is not None:
-            self._recorder.node(reason="ConfigRefused", message=message)
+    def _expect_work(self, readings: inventory.Inventory, claims: room.PrepareRoom) -> None:
+        self._expecting = self._expecting or claims.expect_work(readings.snapshot())
 
     def _released(self) -> None:
         """Perhaps nobody holds a device any more that is gone."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from discovery import model, workers
 from driver import config, inventory
 from driver.app import hardware, late, reports, sharing
-from driver.errors import RecordError
 from driver.prepare import (
     attempt,
     cdi,
@@ -30,7 +29,7 @@ from driver.prepare import (
     rootfs,
     store,
 )
-from driver.sharing import effective, rules
+from driver.sharing import effective, policy, rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +55,8 @@ class PrepareRoom:
 
     def expect_work(self, snapshot: model.Snapshot | None) -> bool:
         """Have a worker ready where GPUs are divided at need, so that the first claim need not wait for one to start; whether."""
-        try:
-            found = {} if snapshot is None else self.policies.policies(snapshot)
-        except RecordError:
-            return False
-        needed = any(policy.mode is rules.Mode.MIG_DYNAMIC for policy in found.values())
+        wanted = {} if snapshot is None else policy.resolve(self.policies.rules, snapshot.gpus).policies
+        needed = any(how.mode is rules.Mode.MIG_DYNAMIC for how in wanted.values())
         if needed:
             self.workers.start()
         return needed

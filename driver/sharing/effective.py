@@ -4,6 +4,9 @@
 Whatever a device was published under stays in force while somebody holds it, so a change waits for the last claim on its GPU.
 What was published is known from the record, so this is the same after a restart of the agent, and after one that changed the
 configuration.
+
+A GPU that is mig-dynamic no more may have its MIG mode left on by the agent, which turns it off only when somebody wants the
+whole. Until then it is mig-dynamic without parts: the whole is offered, and who prepares it may turn MIG off.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from discovery import model
+from discovery import mig, model
 from discovery.address import PciAddress
 from driver.sharing import policy
 from driver.sharing.rules import Mode, Policy, Rule
@@ -22,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _SHOWN = 5
 """How many devices a Finding names."""
+
+_NO_PARTS = ("",)
+"""Patterns of profiles that match none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +144,21 @@ class Effective:
             for address, wanted in desired.policies.items()
             if (gone := [device for device in standing.get(address, ()) if not _stays(device, wanted)])
         }
+        left_on = {
+            gpu.address: Policy(mode=Mode.MIG_DYNAMIC, profiles=_NO_PARTS)
+            for gpu in snapshot.gpus
+            if gpu.address in leaving and _is_left_on(gpu, desired.policies[gpu.address], leaving[gpu.address])
+        }
+        desired = replace(
+            desired,
+            policies={**desired.policies, **left_on},
+            findings=(*desired.findings, *map(_left_on, left_on)),
+        )
+        leaving = {
+            address: gone
+            for address, devices in leaving.items()
+            if (gone := [device for device in devices if not _stays(device, desired.policies[address])])
+        }
         if not leaving:
             return desired, ()
         names = frozenset(device.name for gone in leaving.values() for device in gone)
@@ -176,8 +197,10 @@ class Effective:
         last = self._last.get(address)
         if last is not None and last.mode is mode:
             return last
+        if mode is not Mode.MIG_DYNAMIC:
+            return Policy(mode=mode)
         profiles = {device.profile for device in standing if device.mode is mode and device.profile is not None}
-        return Policy(mode=mode, profiles=tuple(sorted(profiles)) if mode is Mode.MIG_DYNAMIC else ())
+        return Policy(mode=mode, profiles=tuple(sorted(profiles)) or _NO_PARTS)
 
     def _finding(self, wait: _Wait) -> model.Finding:
         claims = self._holders(wait.devices)
@@ -201,5 +224,28 @@ def _stays(device: Standing, wanted: Policy) -> bool:
     )
 
 
+def _is_left_on(gpu: model.Gpu, wanted: Policy, standing: Iterable[Standing]) -> bool:
+    """Whether MIG is on that the agent may have turned on and that a whole GPU cannot have."""
+    return (
+        wanted.mode is Mode.EXCLUSIVE
+        and gpu.mig_mode is not None
+        and gpu.mig_mode.current
+        and mig.toggle_of(gpu.architecture) is mig.Toggle.AT_NEED
+        and any(device.mode is Mode.MIG_DYNAMIC for device in standing)
+    )
+
+
+def _left_on(address: PciAddress) -> model.Finding:
+    return model.Finding(
+        code="mig-mode-left-on",
+        severity=model.Severity.INFO,
+        subject=str(address),
+        message="MIG is still on, as this GPU was mig-dynamic. It is offered whole, and MIG is turned off when a claim for it is"
+        f" prepared; nvidia-smi -i {address} -mig 0 does it now",
+    )
+
+
 def _spelt(of_gpu: Policy) -> str:
+    if of_gpu.profiles == _NO_PARTS:
+        return f"{of_gpu.mode} without parts"
     return f"{of_gpu.mode} of {', '.join(of_gpu.profiles)}" if of_gpu.profiles else str(of_gpu.mode)

@@ -3,7 +3,8 @@
 
 - SIGHUP, an edit, and the link of a ConfigMap put new rules into effect; section publish too
 - an invalid file changes nothing and is told of everywhere, and the next valid one is taken
-- a GPU that a claim has, prepared or only allocated, keeps its policy, over a restart too, until it is let go
+- a GPU that a claim has, prepared or only allocated, keeps its policy, over a restart too, until it is let go; so does one
+  whose parts are held
 - rules at the start: a mode that nothing comes of is said; invalid ones end it
 """
 
@@ -50,7 +51,7 @@ def test_rules_are_read_again_on_sighup(node: agents.Node) -> None:
     agent.process.send_signal(signal.SIGHUP)
     node.wait_for_devices(4)
     assert "section sharing" in agent.said()
-    assert agent.said().count("(mig-disabled)") == 4
+    agents.until(lambda: agent.said().count("(mig-disabled)") == 4, "why nothing of them is offered")
     path.write_text(HEAD, encoding="utf-8")
     agent.process.send_signal(signal.SIGHUP)
     node.wait_for_devices(8)
@@ -142,6 +143,42 @@ def test_a_gpu_that_is_held_keeps_its_policy_until_it_is_let_go(node: agents.Nod
     node.api.remove("resourceclaims", f"{agents.NAMESPACE}/allocated")
     agents.until(lambda: names(node) == offered - {held, allocated}, "the change of the other")
     assert "Traceback" not in agent.said() + again.said()
+
+
+def test_a_slice_that_is_held_keeps_its_gpu_divided_until_it_is_let_go(node: agents.Node) -> None:
+    """From whole to divided and back, under claims for a part and then for the whole."""
+    agent, path = start(node)
+    kubelet = node.kubelet()
+    kubelet.wait_registered(values.DRIVER_NAME)
+    wholes = {device["name"] for device in node.wait_for_devices(8)}
+    divided = HEAD + "sharing:\n- match: {count: 1}\n  mode: mig-dynamic\n  profiles: [3g.40gb]\n"
+
+    path.write_text(divided, encoding="utf-8")
+    agent.process.send_signal(signal.SIGHUP)
+    parts = {device["name"] for device in node.wait_for_devices(10)} - wholes
+    assert {name.partition("-mig-")[2] for name in parts} == {"3g-40gb-9-0", "3g-40gb-9-4"}
+    gpu = values.gpu_of(min(parts))
+    part = node.claim("part", max(parts))
+    assert isinstance(kubelet.prepare(values.DRIVER_NAME, [part])[part.uid], values.Prepared)
+
+    path.write_text(HEAD, encoding="utf-8")
+    agent.process.send_signal(signal.SIGHUP)
+    agents.until(lambda: f"{max(parts)} ({part})" in agent.said(), "the claim that the change waits for")
+    assert names(node) == wholes | parts
+    assert isinstance(kubelet.unprepare(values.DRIVER_NAME, [part])[part.uid], values.Unprepared)
+    node.api.remove("resourceclaims", f"{agents.NAMESPACE}/part")
+    agents.until(lambda: names(node) == wholes, "only whole GPUs")
+
+    whole = node.claim("whole", gpu)
+    assert isinstance(kubelet.prepare(values.DRIVER_NAME, [whole])[whole.uid], values.Prepared)
+    path.write_text(divided, encoding="utf-8")
+    agent.process.send_signal(signal.SIGHUP)
+    agents.until(lambda: f"{gpu} ({whole})" in agent.said(), "the claim that the other change waits for")
+    assert names(node) == wholes
+    assert isinstance(kubelet.unprepare(values.DRIVER_NAME, [whole])[whole.uid], values.Unprepared)
+    node.api.remove("resourceclaims", f"{agents.NAMESPACE}/whole")
+    agents.until(lambda: names(node) == wholes | parts, "its parts again")
+    assert "Traceback" not in agent.said()
 
 
 def test_rules_of_the_start_that_come_to_nothing_are_said(node: agents.Node) -> None:

@@ -26,7 +26,7 @@ from tests.fakes import divided, publishing
 
 DYNAMIC = Policy(mode=Mode.MIG_DYNAMIC)
 STATIC = Policy(mode=Mode.MIG_STATIC)
-GPU = divided.gpu(1)
+GPU = divided.gpu(1, enabled=False)
 SNAPSHOT = publishing.snapshot(GPU)
 WHOLE = values.gpu_device_name(GPU.address)
 SMALL = values.partition_device_name(GPU.address, profile="1g.10gb", profile_id=19, start=0)
@@ -179,6 +179,36 @@ def test_a_crash_between_two_policies_is_no_wait_where_the_new_one_is_held() -> 
     assert world.now() == EXCLUSIVE
     world.held = {SMALL}
     assert world.now().mode is Mode.MIG_DYNAMIC
+
+
+def test_mig_that_the_agent_left_on_keeps_nobody_from_the_whole() -> None:
+    divided_now = publishing.snapshot(divided.gpu(1))
+    whole_only = Policy(mode=Mode.MIG_DYNAMIC, profiles=("",))
+    world = World(rule(Mode.EXCLUSIVE), published=as_published(Mode.MIG_DYNAMIC))
+    world.held = {SMALL}
+    assert policy.offered_profiles(world.now(divided_now), divided.gpu(1))
+    world.held = set()
+    resolved = world.look(divided_now)
+    assert resolved.policies == {GPU.address: whole_only}
+    assert policy.offered_profiles(whole_only, divided.gpu(1)) == ()
+    assert [found.code for found in resolved.findings] == ["mig-mode-left-on"]
+    # The whole alone is published, and prepared: that turns MIG off. It is the same after a restart, and with nobody to ask.
+    world.published = [standing(WHOLE, Mode.MIG_DYNAMIC)]
+    for held in ({WHOLE}, set[str]()):
+        world.held = held
+        again = World(rule(Mode.EXCLUSIVE), published=world.published)
+        again.held = held
+        assert world.now(divided_now) == again.now(divided_now) == whole_only
+        assert again.policies.policies(divided_now)[GPU.address] == whole_only
+    world.held = {WHOLE}
+    assert world.now().mode is Mode.MIG_DYNAMIC
+    world.held = set()
+    assert world.now() == EXCLUSIVE
+    # The MIG mode that somebody else turned on is not the agent's, and that of Ampere is never turned off.
+    stranger = World(rule(Mode.EXCLUSIVE), published=as_published(Mode.EXCLUSIVE))
+    assert stranger.now(divided_now) == EXCLUSIVE
+    ampere = World(rule(Mode.EXCLUSIVE), published=as_published(Mode.MIG_DYNAMIC))
+    assert ampere.now(publishing.snapshot(divided.gpu(1, architecture="Ampere"))) == EXCLUSIVE
 
 
 def test_one_gpu_waits_alone() -> None:
