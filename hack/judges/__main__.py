@@ -6,21 +6,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from hack.judges import allocator, hwloc, impossible, mig
+from hack.judges import allocator, hwloc, impossible, mig, places
 
 JUDGES: Mapping[str, Callable[[Sequence[str]], int]] = {
     "allocator": allocator.main,
     "hwloc": hwloc.main,
-    "mig": mig.main,
     "impossible": impossible.main,
+    "mig": mig.main,
+    "places": places.main,
 }
 
-USAGE = """usage: hack/oracle [allocator|hwloc] [option ...]
+USAGE = """usage: hack/oracle [allocator|hwloc|impossible|mig|places] [option ...]
 
-Judges that are not ours. Without a name both, as short as they can be.
+Judges that are not ours. Without a name all of them, as short as they can be.
 
   allocator   upstream's own allocator over random claims: the order of our devices against other orders
   hwloc       hwloc's view of this machine and of every machine of the zoo against that of our probe
+  impossible  what claims for parts of GPUs that do not fit cost upstream's allocator
+  mig         what upstream's allocator gives away of divided GPUs, prepared by an agent that is killed now and then
+  places      upstream's allocator over random claims for parts of GPUs: the order of places against other orders
 
 Go and hwloc are fetched where they are missing. Exit status 1: a judge found against us, or could not judge.
 
@@ -29,6 +33,9 @@ examples:
   hack/oracle allocator --help
   hack/oracle allocator --claims 2000 --sequences 20 --kinds dgx-1-v100     a long run
   hack/oracle hwloc --help
+  hack/oracle mig --steps 10000                                             an hour
+  hack/oracle impossible --most 9 dgx-h100 h100-16-pcie
+  hack/oracle places --claims 1000 --sequences 4 dgx-h100 dgx-a100-divided rtx-pro-4
 """
 
 
