@@ -77,6 +77,8 @@ class Effective:
         self._rules = tuple(rules)
         self._version = 0
         self._cached: tuple[model.Snapshot, int, Mapping[PciAddress, Policy]] | None = None
+        self._known_standing: tuple[Standing, ...] | None = None
+        """What is published, as long as nobody says that it has changed: thousands of devices may be, and a claim waits."""
         self._last: Mapping[PciAddress, Policy] = {}
         self._waiting: frozenset[PciAddress] = frozenset()
         self._known: dict[PciAddress, tuple[str | None, str | None]] = {}
@@ -102,16 +104,20 @@ class Effective:
         """The record has other published devices than before."""
         with self._lock:
             self._version += 1
+            self._known_standing = None
 
     def look(self, snapshot: model.Snapshot, *, held: Held) -> policy.Resolved:
         """The policies that hold now, for who publishes. `held` is asked only where a device would be taken away, once and
         about all of them. May raise RecordError.
         """
-        resolved, waits = self._resolve(snapshot, held)
+        standing = tuple(self._standing())
+        resolved, waits = self._resolve(snapshot, standing, held)
         if waits:
             resolved = replace(resolved, findings=(*resolved.findings, *map(self._finding, waits)))
         with self._lock:
-            self._version += 1
+            if standing != self._known_standing:
+                self._known_standing = standing
+                self._version += 1
             last, self._last = self._last, resolved.policies
             self._waiting = frozenset(resolved.waiting)
         for address, now in resolved.policies.items():
@@ -128,15 +134,22 @@ class Effective:
             cached, version = self._cached, self._version
         if cached is not None and cached[0] is snapshot and cached[1] == version:
             return cached[2]
-        resolved, _ = self._resolve(snapshot, lambda names: names)
+        standing = self._known_standing
+        if standing is None:
+            standing = tuple(self._standing())
+        resolved, _ = self._resolve(snapshot, standing, lambda names: names)
         found = resolved.policies
         with self._lock:
-            self._cached = (snapshot, version, found)
+            if version == self._version:
+                self._known_standing = standing
+                self._cached = (snapshot, version, found)
         return found
 
-    def _resolve(self, snapshot: model.Snapshot, held: Held) -> tuple[policy.Resolved, tuple[_Wait, ...]]:
+    def _resolve(
+        self, snapshot: model.Snapshot, devices: Iterable[Standing], held: Held
+    ) -> tuple[policy.Resolved, tuple[_Wait, ...]]:
         standing: dict[PciAddress, list[Standing]] = {}
-        for device in self._standing():
+        for device in devices:
             standing.setdefault(device.address, []).append(device)
         desired = policy.resolve(self._rules, [self._identified(gpu, standing) for gpu in snapshot.gpus])
         leaving = {

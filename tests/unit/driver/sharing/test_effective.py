@@ -242,9 +242,16 @@ def test_who_prepares_sees_what_is_published_and_asks_nobody() -> None:
     assert world.policies.policies(SNAPSHOT)[GPU.address] == EXCLUSIVE
     world.policies.set_rules([rule(Mode.MIG_STATIC)])
     world.published = []
+    world.policies.published_anew()
     assert world.policies.policies(SNAPSHOT)[GPU.address] == STATIC
     other = publishing.snapshot(GPU, divided.gpu(2))
     assert len(world.policies.policies(other)) == 2
+    assert world.reads == 3
+    # Another instance of the agent has published: the next look sees it.
+    world.published = as_published(Mode.MIG_DYNAMIC)
+    world.held = {SMALL}
+    world.look()
+    assert world.policies.policies(SNAPSHOT)[GPU.address].mode is Mode.MIG_DYNAMIC
 
 
 def test_a_record_that_cannot_be_read_is_no_answer() -> None:
