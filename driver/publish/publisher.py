@@ -47,7 +47,7 @@ class Publisher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wanted_now`: what should be offered; it is told whom to ask who has some devices. `may_write`: whether this instance leads. `holders`: names of the devices
-        that the record of prepared claims names; may raise RecordError. `listed`: called when `state` has other devices.
+        that the record of prepared claims names; may raise RecordError. `listed`: called when `state` has other devices, or one vanished.
         `waits`: whether a change of policy waits for devices to be let go.
         """
         self._place = slices.Place(driver_name=driver_name, node_name=node_name)
@@ -159,7 +159,7 @@ class Publisher:
 
     def _show(self, state: PublishState) -> None:
         before, self._state = self._state, state
-        if state.addresses != before.addresses:
+        if (state.addresses, state.vanished) != (before.addresses, before.vanished):
             self._listed()
         new = sorted(set(state.findings) - set(before.findings), key=lambda finding: finding.subject)
         for finding in new:

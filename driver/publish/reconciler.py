@@ -60,7 +60,7 @@ class PublishState:
     """What is known of the slices on the server.
 
     `ok`: they are as they should be, also where that is "none": then, and where it is False, `reason` says why.
-    `devices`: what is listed, or would be, absent devices included.
+    `devices`: what is listed, or would be, absent devices included, and those that somebody has and this server cannot keep.
     """
 
     ok: bool = False
@@ -184,7 +184,10 @@ class Reconciler:
             self._facts.read()
             plan = self._plan(goal, ours)
         self._last = replace(
-            self._last, devices=goal.listed or (), findings=tuple(goal.findings), generation=self._seen_generation
+            self._last,
+            devices=(*(goal.listed or ()), *goal.hidden),
+            findings=tuple(goal.findings),
+            generation=self._seen_generation,
         )
         self._writing.rehearse_counters(plan)
         if not plan.actions:

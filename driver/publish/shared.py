@@ -93,9 +93,10 @@ def without_counters(
         for device in listed
         if (consumes := device.consumes) is not None and device.name != consumes.counter_set
     }
-    hidden = tuple(device for device in listed if values.gpu_of(device.name) in split and _excludes(device))
-    names = {device.name for device in hidden}
-    return tuple(replace(device, consumes=None) for device in listed if device.name not in names), hidden
+    back = [device for device in listed if values.gpu_of(device.name) in split and _excludes(device)]
+    names = {device.name for device in back}
+    shown = tuple(replace(device, consumes=None) for device in listed if device.name not in names)
+    return shown, tuple(device for device in back if device.absent)
 
 
 def _excludes(device: devices.Device) -> bool:

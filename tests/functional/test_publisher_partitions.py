@@ -268,10 +268,15 @@ def test_an_instance_that_vanishes_while_a_claim_has_it_stays_tainted_until_it_i
     with running(static(*THERE)) as made:
         made.settled()
         made.agent.held = {BIG}
+        told: list[frozenset[str]] = []
+        made.restart(listed=lambda: told.append(made.publisher.state().vanished))
+        made.settled()
         change(made, static(THERE[0]))
         until(lambda: f"{BIG}!" in made.listed())
         made.settled()
         assert made.publisher.state().vanished == {BIG}
+        # Kubelet hears of it at once.
+        until(lambda: {BIG} in told)
         made.agent.held = ()
         made.publisher.released()
         until(lambda: made.listed() == [OTHER, f"{WHOLE}-mig-1g-10gb-19-0"])
@@ -394,6 +399,8 @@ def test_without_counters_nothing_is_offered_of_a_gpu_of_which_a_part_is_in_use(
         made.settled()
         made.looks()
         assert made.listed() == [OTHER]
+        # Its health is still told.
+        assert made.publisher.state().addresses.keys() == {OTHER, BIG}
         made.agent.held = ()
         made.publisher.released()
         until(lambda: made.listed() == [WHOLE, OTHER])

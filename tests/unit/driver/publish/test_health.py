@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device health: before the first look, stale, gone from the bus, ready, and every way not to be."""
+"""Device health: before the first look, stale, gone from the bus, ready, and every way not to be; parts of a GPU."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -56,3 +58,32 @@ def test_devices_come_in_order_of_name() -> None:
         {NAME: ADDRESS, values.gpu_device_name(other): other}, {}, pool="n1", read_at=1.0, fresh=True
     )
     assert [device.device for device in devices] == ["gpu-0000-0a-00-0", "gpu-0000-1b-00-0"]
+
+
+PART = values.partition_device_name(ADDRESS, profile="1g.10gb", profile_id=19, start=3)
+
+
+def part(state: model.GpuState, *, vanished: bool) -> values.DeviceHealth:
+    (device,) = health.build_health(
+        {PART: ADDRESS},
+        {ADDRESS: reading(state)},
+        pool="n1",
+        read_at=100.5,
+        fresh=True,
+        vanished={PART} if vanished else (),
+    )
+    return device
+
+
+def test_a_part_is_as_its_gpu() -> None:
+    assert part(model.GpuState.READY, vanished=False).status is values.HealthStatus.HEALTHY
+    assert part(model.GpuState.LOST, vanished=False) == replace(only(reading(model.GpuState.LOST)), device=PART)
+
+
+def test_an_instance_that_vanished_is_unhealthy() -> None:
+    device = part(model.GpuState.READY, vanished=True)
+    assert (device.status, device.message) == (
+        values.HealthStatus.UNHEALTHY,
+        "The MIG instance is not there any more",
+    )
+    assert "MIG" not in part(model.GpuState.LOST, vanished=True).message
