@@ -138,7 +138,8 @@ def _offered(gpu: model.Gpu, policy: rules.Policy) -> frozenset[int] | None:
         return None
     if not gpu.mig_mode.current and mig.toggle_of(gpu.architecture) is mig.Toggle.NEVER:
         return None
-    return frozenset(profile.id for profile in gpu.mig_profiles if resolving.offers_profile(policy, profile.name))
+    offered = frozenset(profile.id for profile in gpu.mig_profiles if resolving.offers_profile(policy, profile.name))
+    return offered or None
 
 
 def _device(gpu: model.Gpu, profile: str, profile_id: int, place: mig.MigPlacement) -> str:

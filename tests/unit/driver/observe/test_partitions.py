@@ -73,6 +73,7 @@ def test_room_by_policy() -> None:
     assert placeable(empty, DYNAMIC, HALF) == placeable(divided.gpu(1, divided.instance(9, 4)), DYNAMIC)
     assert placeable(empty, DYNAMIC, WHOLE) == {}
     assert partitions.left(empty, sharing=shared(DYNAMIC), held=[WHOLE]) is not None
+    assert placeable(divided.gpu(1, divided.instance(19, 0)), replace(DYNAMIC, profiles=("",))) is None
 
 
 @pytest.mark.parametrize(
