@@ -25,7 +25,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from discovery import address, errors, model, paths
+from discovery import address, errors, mig, model, paths
 
 API_VERSION = "snapshot.nearfield.dev/v1alpha1"
 KIND = "Snapshot"
@@ -35,6 +35,9 @@ _INT_LIMIT = 1 << 64
 
 _KEPT_LENGTH = 32
 """Longer texts are no addresses, and not worth remembering."""
+
+_ALIKE = frozenset({mig.MigProfile})
+"""Sequences of these are the same for all GPUs of a product, and long."""
 
 T = TypeVar("T")
 _Writer = Callable[[Any], Any]
@@ -232,7 +235,8 @@ def _reader(hint: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT001 - a key
     if origin is tuple and arguments == (int, Ellipsis):
         return _read_ints
     if origin is tuple and arguments[-1] is Ellipsis:
-        return functools.partial(_read_sequence, _reader(arguments[0], ignore_unknown))
+        read = functools.partial(_read_sequence, _reader(arguments[0], ignore_unknown))
+        return _repeating(read) if arguments[0] in _ALIKE else read
     if origin is tuple:
         return functools.partial(_read_fixed, tuple(_reader(argument, ignore_unknown) for argument in arguments))
     if origin is not None and issubclass(origin, Mapping):
@@ -336,6 +340,21 @@ def _read_ints(obj: Any) -> tuple[int, ...]:
     ):
         return tuple(obj)
     return _read_sequence(_read_int, obj)
+
+
+def _repeating(read: _Reader) -> _Reader:
+    """A reader that gives the value it gave before for what says the same as before, in which true is as good as 1."""
+    last: tuple[Any, Any] = (None, None)
+
+    def read_or_repeat(obj: Any) -> Any:
+        nonlocal last
+        before, value = last
+        if before is None or before != obj:
+            value = read(obj)
+            last = (obj, value)
+        return value
+
+    return read_or_repeat
 
 
 def _read_fixed(readers: tuple[_Reader, ...], obj: Any) -> tuple[Any, ...]:

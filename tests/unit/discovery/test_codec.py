@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from discovery import codec, errors, model, paths
+from discovery import codec, errors, mig, model, paths
 from discovery.address import HostBridge, PciAddress
 
 ADDRESSES = st.builds(
@@ -65,6 +65,49 @@ def refusal(obj: object) -> str:
 
 def test_a_snapshot_survives_json_unchanged() -> None:
     assert codec.from_json(document()) == SNAPSHOT
+
+
+PROFILE = mig.MigProfile(
+    id=9, number=2, compute_number=2, name="3g.40gb", slices=3, memory_bytes=40 << 30, multiprocessors=60, decoders=3,
+    instances=2, placements=(mig.MigPlacement(start=0, size=4), mig.MigPlacement(start=4, size=4)),
+)  # fmt: skip
+
+
+def test_mig_survives_json_unchanged() -> None:
+    instance = mig.MigInstance(
+        gpu_instance=1,
+        profile_id=9,
+        placement=mig.MigPlacement(start=0, size=4),
+        compute_instance=0,
+        uuid="MIG-1",
+        nodes=(mig.CapabilityNode(path="/dev/nvidia-caps/nvidia-cap12", major=510, minor=12),),
+    )
+    other = dataclasses.replace(PROFILE, id=19)
+    (gpu,) = SNAPSHOT.gpus
+    gpus = tuple(
+        dataclasses.replace(gpu, mig_profiles=profiles, mig_instances=instances)
+        for profiles, instances in (
+            ((PROFILE,), (instance,)), ((PROFILE,), ()), ((PROFILE, other), None), ((PROFILE,), (instance, instance)), ((), None),
+        )
+    )  # fmt: skip
+    snapshot = dataclasses.replace(SNAPSHOT, gpus=gpus)
+    read = codec.from_json(json.loads(json.dumps(codec.to_json(snapshot))))
+    assert read == snapshot
+    assert "migInstances" not in codec.to_json(snapshot)["gpus"][2]
+
+
+def test_what_follows_sound_profiles_is_read_as_strictly() -> None:
+    changed = document()
+    (first,) = changed["gpus"]
+    odd = {**codec.encode(PROFILE), "slices": 1.5}
+    changed["gpus"] = [{**first, "migProfiles": [codec.encode(PROFILE)]}, {**first, "migProfiles": [odd]}]
+    assert "$.gpus[1].migProfiles[0].slices: expected a whole number" in refusal(changed)
+
+
+def test_a_rescan_survives_json_unchanged() -> None:
+    reading = model.GpuReading(address=GPU, state=model.GpuState.READY, mig="11 1:9@0+4:0")
+    scan = model.Rescan(gpus=(reading,), fingerprint="1-2")
+    assert codec.decode(model.Rescan, json.loads(json.dumps(codec.encode(scan))), place="$") == scan
 
 
 @given(ADDRESSES)
