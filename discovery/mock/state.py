@@ -89,7 +89,9 @@ class MigProfile:
     ofa_engines: int = 0
     p2p: bool = False
     graphics: bool = False
-    """The capabilities of nvmlGpuInstanceProfileInfo_v3_t."""
+    """Capabilities: `p2p` of the GPU instance (NVML_GPU_INSTANCE_PROFILE_CAPS_P2P), `graphics` of its compute instances
+    (NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX).
+    """
     instances: int
     placements: tuple[MigPlacement, ...] = ()
     compute: tuple[MigComputeProfile, ...] = ()
