@@ -2,7 +2,9 @@
 """What the parts of one GPU share, in numbers that the scheduler counts with (KEP-4815, partitionable devices). Pure.
 
 Every memory slice is a counter of its own, as an instance takes slices in a row at a place; multiprocessors and engines
-are counted in sum. A part may be allocated while every counter has left what the part takes of it.
+are counted in sum. A part may be allocated while every counter has left what the part takes of it. That is what the driver
+makes of every product whose table is public: memory slices decide alone, but for profiles with the one OFA engine or with
+all media engines, which exclude each other.
 """
 
 from __future__ import annotations

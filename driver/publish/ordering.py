@@ -7,7 +7,7 @@ the ones that belong to no pair. Pairs lie in quads and quads in islands, so how
 most one island, one quad and one pair is partly taken; whole ones are left for constraints to find. Claims that end leave
 gaps, which the next small ones fill from the front again. Without a constraint two GPUs are the next two, and a pair only
 by luck: no order can do more. Group sizes are counted over all GPUs, sick ones included, and ties are broken by NUMA node
-and address: the order of the others does not change when one GPU fails. docs/ordering.md has what it gains.
+and address: the order of the others does not change when one GPU fails. docs/ordering.md has what it gains. Parts of GPUs: `bestfit`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ def _static(gpu: model.Gpu) -> Division:
             )
         elif all(part.name != name for part in parts):
             parts.append(Part(name=name, profile=profile, placement=instance.placement, uuid=instance.uuid))
-    if not gpu.mig_instances:
+    if gpu.mig_instances is None:
+        findings.append(_not_divided(gpu, "its MIG instances could not be read"))
+    elif not gpu.mig_instances:
         findings.append(_enabled(gpu, "MIG is enabled and there is no MIG instance to offer"))
     rank = {pair: index for index, pair in enumerate(bestfit.order(tuple(profiles.values())))}
     parts.sort(key=lambda part: (rank.get((part.profile, part.placement), len(rank)), part.name))
@@ -100,8 +102,7 @@ def _dynamic(gpu: model.Gpu, how: rules.Policy, ours: Collection[str], *, enable
     elif len(full) > limits_device.MAX_COUNTERS:
         reason = f"it has {len(full)} things to count, and the API takes {limits_device.MAX_COUNTERS} counters"
     if reason is not None:
-        finding = _finding("mig-not-divided", model.Severity.ERROR, gpu, f"No partition of it is offered: {reason}")
-        return Division(whole=not enabled, findings=(finding,))
+        return Division(whole=not enabled, findings=(_not_divided(gpu, reason),))
     offered = {profile.id for profile in policy.offered_profiles(how, gpu)}
     taken, findings = _foreign(gpu, profiles, full, ours)
     remaining = {name: max(0, amount) for name, amount in counters.left(full, taken).items()}
@@ -178,6 +179,10 @@ def _enabled(gpu: model.Gpu, what: str) -> model.Finding:
         f"Nothing of it is offered: {what}. Make instances (nvidia-smi mig -i {gpu.address} -cgi PROFILE -C) and give the GPU "
         f"mode mig-static, or give it mode mig-dynamic, or disable MIG (nvidia-smi -i {gpu.address} -mig 0)",
     )
+
+
+def _not_divided(gpu: model.Gpu, why: str) -> model.Finding:
+    return _finding("mig-not-divided", model.Severity.ERROR, gpu, f"No part of it is offered: {why}")
 
 
 def _not_offered(gpu: model.Gpu, instance: mig.MigInstance, why: str) -> model.Finding:

@@ -248,6 +248,11 @@ def test_mig_without_instances_is_said(how: Policy) -> None:
     assert "-mig 0" in offered.findings[0].message
 
 
+def test_instances_that_could_not_be_read_are_not_said_to_be_none() -> None:
+    offered = offer(gpu(0x1B, mig_mode=ON, mig_instances=None), how=STATIC)
+    assert (offered.devices, codes(offered)) == ((), ["mig-not-divided"])
+
+
 def test_static_without_mig_offers_nothing() -> None:
     assert offer(gpu(0x1B), how=STATIC).devices == ()
 
@@ -290,6 +295,8 @@ def test_the_record_keeps_what_parts_consume() -> None:
         assert wire.published_from_json(device.name, wire.published_to_json(device)) == device
     old = wire.published_to_json(offer(gpu(0x1B), how=EXCLUSIVE).devices[0])
     assert old.keys() == {"address", "attributes", "capacity"}
+    read = wire.published_from_json("x", old)
+    assert (read.mode, read.consumes, read.uncounted) == (Mode.EXCLUSIVE, None, False)
 
 
 @pytest.mark.parametrize(
