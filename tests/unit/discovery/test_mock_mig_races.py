@@ -27,8 +27,9 @@ import pytest
 
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import abi, fault, faults, library, live, mig, migfiles, mighardware, render, state, zoo
+from discovery.mock import abi, fault, faults, library, live, mig, migfiles, mighardware, migrules, render, state, zoo
 from discovery.mock.fault import Kind
+from discovery.mock.status import StatusError
 from tests.fakes import mockmachine
 from tests.fakes.mockmachine import GPU0, GPU1
 
@@ -217,6 +218,24 @@ def test_what_the_hardware_refuses_it_refuses_at_once(machine: Path) -> None:
         with pytest.raises(pynvml.NVMLError):
             function(*arguments)
     assert pynvml.nvmlDeviceSetMigMode(gpu, 1) == abi.SUCCESS
+
+
+def test_what_happens_while_the_hardware_works_counts(machine: Path) -> None:
+    """A GPU that is lost meanwhile makes nothing."""
+    hand = mighardware.Hand(machine, live.LiveFile(machine))
+    asked: list[state.Gpu] = []
+
+    def rule(gpu: state.Gpu) -> tuple[state.Gpu, state.MigInstance]:
+        if not asked:
+            faults.apply(machine, [fault.Fault(kind=Kind.GPU_LOST, target=GPU0)])
+        asked.append(gpu)
+        return migrules.create(gpu, G1, None)
+
+    with pytest.raises(StatusError, match="GPU is lost"):
+        hand.change(GPU0, rule)
+    assert len(asked) == 1
+    assert starts(machine) == []
+    assert files(machine) == set()
 
 
 def test_killed_at_any_moment_it_leaves_a_machine(
