@@ -71,7 +71,7 @@ def _static(gpu: model.Gpu) -> Division:
     for instance in gpu.mig_instances or ():
         profile = profiles.get(instance.profile_id)
         name = _name(gpu, profile, instance.placement.start) if profile is not None else None
-        if profile is None or name is None or gpu.multiprocessors is None:
+        if profile is None or name is None or not gpu.multiprocessors:
             findings.append(_not_offered(gpu, instance, "nothing is known of its profile"))
         elif not instance.whole:
             findings.append(
@@ -95,7 +95,7 @@ def _dynamic(gpu: model.Gpu, how: rules.Policy, ours: Collection[str], *, enable
     profiles = _profiles(gpu.mig_profiles)
     full = counters.totals(profiles.values())
     reason = None
-    if gpu.multiprocessors is None:
+    if not gpu.multiprocessors:
         reason = "the number of its multiprocessors is not known"
     elif not full:
         reason = "no MIG profile of it could be read"

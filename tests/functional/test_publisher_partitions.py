@@ -488,7 +488,7 @@ def test_sixteen_gpus_are_taken_by_the_server() -> None:
     policies = {each.address: DYNAMIC for each in gpus}
     now = wanted.from_snapshot(publishing.snapshot(*gpus), options=publishing.OPTIONS, policies=policies)
     with running(now) as made:
-        made.settled()
+        until(lambda: made.publisher.state().ok, timeout_s=50)
         assert (len(made.slices()), len(made.listed()), len(totals(made))) == (9, 416, 16)
         assert {values.gpu_of(name) for name in made.listed()} == set(totals(made))
         assert made.publisher.state().reason is None

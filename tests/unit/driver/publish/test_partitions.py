@@ -257,7 +257,7 @@ def test_static_without_mig_offers_nothing() -> None:
     assert offer(gpu(0x1B), how=STATIC).devices == ()
 
 
-@pytest.mark.parametrize("changes", [{"multiprocessors": None}, {"mig_profiles": ()}])
+@pytest.mark.parametrize("changes", [{"multiprocessors": None}, {"multiprocessors": 0}, {"mig_profiles": ()}])
 def test_a_gpu_that_cannot_be_counted_is_whole_while_mig_is_off(changes: Mapping[str, Any]) -> None:
     offered = offer(gpu(0x1B, **changes))
     assert codes(offered) == ["mig-not-divided"]
