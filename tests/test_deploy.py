@@ -8,6 +8,7 @@ together, and whether they work, is seen on a real node (tests/e2e).
 - the mock overlay takes out what hardware needs and every privilege
 - the folders of components/paths are all places where they stand
 - the configuration file of components/config is valid, and mounted so that changes reach running agents
+- the bounds of claims are those of the judge that measures them, and its classes are the installed ones
 - names that stand in several places; the image stands in one
 """
 
@@ -30,6 +31,7 @@ from driver.kube import access, client
 from driver.observe import metrics, pages
 from driver.standin import apiserver
 from driver.version import VERSION
+from hack.judges import impossible, migclaims
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy/daemonset"
@@ -284,6 +286,20 @@ def test_the_probes_ask_what_is_served() -> None:
     assert annotations["prometheus.io/scrape"] == "true"
     assert annotations["prometheus.io/port"] == str(port["containerPort"])
     assert {annotations["prometheus.io/path"], *(get["path"] for get in probed.values())} <= set(served)
+
+
+def test_the_bounds_of_claims_are_those_that_were_measured() -> None:
+    policy, binding = documents(DEPLOY / "components/mig-claim-bounds/policy.yaml")
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    said = {variable["name"]: variable["expression"] for variable in policy["spec"]["variables"]}
+    assert said["classes"] == f'["{migclaims.MIG_CLASS}"]'
+    assert [int(said[name]) for name in ("mostDevices", "mostRequests", "mostApart")] == [
+        impossible.MOST_DEVICES,
+        impossible.MOST_REQUESTS,
+        impossible.MOST_APART,
+    ]
+    classes = {body["metadata"]["name"]: body["spec"] for body in base() if body["kind"] == "DeviceClass"}
+    assert {body["metadata"]["name"]: body["spec"] for body in migclaims.CLASSES}.items() <= classes.items()
 
 
 def test_the_podmonitor_scrapes_what_the_annotations_did() -> None:

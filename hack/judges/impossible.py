@@ -124,7 +124,7 @@ def measure(machine: str, allocator: upstream.Allocator, *, most: int, limit_s: 
                     fits=found.results is not None,
                 )
             )
-            if found.over:
+            if _given_up(costs[-1]):
                 break
     return costs
 
@@ -330,8 +330,13 @@ def table(costs: Sequence[Cost]) -> Iterator[str]:
         yield f"| {kind} | {' | '.join(_cell(cells.get(count)) for count in counts)} |"
 
 
+def _given_up(cost: Cost) -> bool:
+    """Whether the scheduler would have."""
+    return cost.over or cost.seconds > upstream.FILTER_TIMEOUT_S
+
+
 def _cell(cost: Cost | None) -> str:
     if cost is None:
         return ""
-    said = "given up" if cost.over else f"{cost.seconds:.2f}"
+    said = "given up" if _given_up(cost) else f"{cost.seconds:.2f}"
     return f"**{said}**" if cost.bounded else said
