@@ -32,7 +32,6 @@ class ClaimError(DriverError):
         super().__init__(message)
         self.retryable = retryable
 
-
     def waited(self, seconds: float) -> None:
         """Say as well how long was waited in vain."""
         self.args = (f"{self} (waited {seconds:.0f} s)",)
