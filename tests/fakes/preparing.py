@@ -223,6 +223,7 @@ class Agent:
 
     directory_type = cdidir.CdiDirectory
     record_type = store.Store
+    hands_type = mighands.Hands
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class Agent:
         self.stop_event = threading.Event()
         self.reports = Reports()
         self.api = ClaimFolder(node / "claims")
-        self.hardware = mighands.Hands(node / "hardware.json")
+        self.hardware = self.hands_type(node / "hardware.json")
         self.index = FixedIndex(self.hardware)
         self.dialect = cdi.Dialect(driver=DRIVER, mock=mock)
         state, dev = node / "state", node / "dev" if machine is None else machine / "dev"
