@@ -2,14 +2,17 @@
 """Counters that go up and down while devices are in use.
 
 Aspects: when a set goes down; floors by what is in use; a counter that only an old device has; a whole GPU never beside a part
-without counters; servers without counters; in any state nothing in use is below zero, and the pool is valid.
+without counters; servers without counters; in any state nothing in use is below zero, and the pool is valid; a scheduler that counts as it should
+never gives away what the hardware has not, whatever admins do beside it.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +40,13 @@ def named(listed: Sequence[devices.Device]) -> dict[str, devices.Device]:
 ALL = named(offer().devices)
 BIG = "gpu-0000-1b-00-0-mig-3g-40gb-9-4"
 SMALL = "gpu-0000-1b-00-0-mig-1g-10gb-me-20-0"
+PLACES = {
+    name: (profile, place)
+    for profile in migtables.H100
+    for place in profile.placements
+    for name in ALL
+    if name.endswith(f"-{profile.id}-{place.start}")
+}
 FOREIGN_ME = instance(2, 6, 20)
 FOREIGN_BIG = instance(2, 4, 9, size=4)
 
@@ -149,3 +159,83 @@ def test_whatever_is_in_use_no_counter_is_below_zero(
     in_use = counters.left({}, (consumes.counters for name in held if (consumes := named(listed)[name].consumes)))
     if wanted:
         assert totals == {name: max(amount, -in_use.get(name, 0)) for name, amount in wanted.items()}
+
+
+class Node:
+    """One GPU, a scheduler that counts, an admin who makes instances where there is room, and claims that make theirs."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.how = DYNAMIC
+        self.foreign: dict[int, tuple[mig.MigProfile, mig.MigPlacement]] = {}
+        self.claims: set[str] = set()
+        self.listed: tuple[devices.Device, ...] = ()
+        self.publish()
+
+    def taken(self) -> list[counters.Counters]:
+        """What the instances of both sides take of the hardware."""
+        return [
+            *(counters.taken(profile, place, FULL) for profile, place in self.foreign.values()),
+            *(consumes.counters for name in self.claims if (consumes := ALL[name].consumes) is not None),
+        ]
+
+    def publish(self) -> None:
+        there = [
+            instance(number, place.start, profile.id, size=place.size)
+            for number, (profile, place) in self.foreign.items()
+        ]
+        # Instances of claims stand there too, and are ours.
+        there += [
+            instance(100, PLACES[name][1].start, PLACES[name][0].id, size=PLACES[name][1].size)
+            for name in sorted(self.claims - {GPU})
+        ]
+        made = gpu(0x1B, mig_mode=ON, mig_instances=tuple(there)) if there else gpu(0x1B)
+        now = devices.build_offer(
+            publishing.snapshot(made),
+            options=publishing.OPTIONS,
+            policies={made.address: self.how},
+            ours=self.claims,
+        )
+        merged = absent.merge(now.devices, named(self.listed), held=self.claims)
+        self.listed = shared.settle(merged, used=self.claims)
+
+    def step(self) -> None:
+        match self.chance.choice(["allocate", "allocate", "release", "make", "remove", "policy"]):
+            case "allocate":
+                remaining = counters.left(
+                    shared.totals_of(self.listed).get(GPU, {}),
+                    (
+                        consumes.counters
+                        for device in self.listed
+                        if device.name in self.claims and (consumes := device.consumes) is not None
+                    ),
+                )
+                free = [device for device in self.listed if not device.absent and device.name not in self.claims]
+                fitting = [
+                    device.name
+                    for device in free
+                    if device.consumes is None or counters.fits(device.consumes.counters, remaining)
+                ]
+                self.claims |= set(self.chance.sample(fitting, 1) if fitting else ())
+            case "release" if self.claims:
+                self.claims.remove(self.chance.choice(sorted(self.claims)))
+            case "make":
+                profile, place = self.chance.choice(sorted(PLACES.values(), key=lambda pair: (pair[0].id, pair[1])))
+                if counters.fits(counters.taken(profile, place, FULL), counters.left(FULL, self.taken())):
+                    self.foreign[len(self.foreign) + self.chance.randrange(10, 90)] = (profile, place)
+            case "remove" if self.foreign:
+                del self.foreign[self.chance.choice(sorted(self.foreign))]
+            case "policy" if not self.claims:
+                self.how = self.chance.choice([DYNAMIC, DYNAMIC, Policy(mode=Mode.EXCLUSIVE)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_given_away_that_the_hardware_has_not(seed: int) -> None:
+    node = Node(random.Random(seed))
+    for _ in range(100):
+        node.step()
+        node.publish()
+        assert min(counters.left(FULL, node.taken()).values()) >= 0
+        assert below_zero(node.listed, node.claims) == {}
+        assert node.claims <= named(node.listed).keys()
+    assert limits.violations(slices.build_slices(node.listed, place=PLACE)) == ()
