@@ -41,6 +41,7 @@ time.sleep({seconds})
 """
 
 _LOOK_S = 2.0
+PATIENCE_S = 120.0
 
 
 def exclusive_pod(
@@ -91,11 +92,22 @@ class Told:
 class Load:
     """Some workers, each of which makes a pod with a GPU, waits for its end and deletes it, again and again."""
 
-    def __init__(self, space: Space, *, workers: int, seconds: float = 0.3, asks: Sequence[Json] = ()) -> None:
-        """`seconds`: how long a container keeps its GPU. `asks`: the requests of which each pod has the next one; one GPU."""
+    def __init__(
+        self,
+        space: Space,
+        *,
+        workers: int,
+        seconds: float = 0.3,
+        asks: Sequence[Json] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`seconds`: how long a container keeps its GPU. `asks`: the requests of which each pod has the next one; one GPU. `patience_s`:
+        how long a pod may wait; the scheduler is fair to none that wants much while others want little.
+        """
         self.told = Told()
         self._space = space
         self._seconds = seconds
+        self._patience_s = patience_s
         self._asks = tuple(asks) or (make.request(),)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -124,7 +136,7 @@ class Load:
         """Let the pods that there are come to their end, and say how it went."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(timeout=150)
+            thread.join(timeout=self._patience_s + 30)
         assert not any(thread.is_alive() for thread in self._threads), "a worker of the load does not end"
         return self.told
 
@@ -148,7 +160,8 @@ class Load:
     def _one(self, name: str, template: str) -> None:
         self._space.create(exclusive_pod(name, claims={"gpu": f"template:{template}"}, seconds=self._seconds))
         known = 0
-        for _ in range(60):
+        deadline = time.monotonic() + self._patience_s
+        while time.monotonic() < deadline:
             pod = self._space.get("Pod", name)
             for items in self._space.api.watch(
                 "Pod", self._space.name, fields=f"metadata.name={name}", timeout_s=_LOOK_S
@@ -164,7 +177,7 @@ class Load:
                 with self._lock:
                     self.told.retried += [text for text in failed[known:] if UNRELATED not in text]
                 known = len(failed)
-        raise AssertionError(f"it did not end within {60 * _LOOK_S:g} s: {self._failed(name)}")
+        raise AssertionError(f"it did not end within {self._patience_s:g} s: {self._failed(name)}")
 
     def _failed(self, name: str) -> list[str]:
         """What Events say of each Prepare that failed; kubelet counts like ones in one Event."""
@@ -177,9 +190,11 @@ class Load:
 
 
 @contextlib.contextmanager
-def running(space: Space, *, workers: int, seconds: float = 0.3, asks: Sequence[Json] = ()) -> Iterator[Load]:
+def running(
+    space: Space, *, workers: int, seconds: float = 0.3, asks: Sequence[Json] = (), patience_s: float = PATIENCE_S
+) -> Iterator[Load]:
     """A load for the block; it is finished at its end."""
-    load = Load(space, workers=workers, seconds=seconds, asks=asks)
+    load = Load(space, workers=workers, seconds=seconds, asks=asks, patience_s=patience_s)
     load.start()
     try:
         yield load
