@@ -75,12 +75,13 @@ def instances(gpu: model.Gpu, *, sharing: Sharing, held: Collection[str]) -> tup
         if device in held or device not in sharing.released:
             origin = Origin.STATIC if static else Origin.OURS if device in held else Origin.FOREIGN
             found[device] = _instance(device, name, there.profile_id, there.placement, origin)
-    for profile in gpu.mig_profiles:
-        for place in profile.placements:
-            device = _device(gpu, profile.name, profile.id, place)
-            if device in held and device not in found:
-                origin = Origin.STATIC if static else Origin.OURS
-                found[device] = _instance(device, profile.name, profile.id, place, origin)
+    if unseen := _parts_of(gpu, held) - found.keys():
+        for profile in gpu.mig_profiles:
+            for place in profile.placements:
+                device = _device(gpu, profile.name, profile.id, place)
+                if device in unseen:
+                    origin = Origin.STATIC if static else Origin.OURS
+                    found[device] = _instance(device, profile.name, profile.id, place, origin)
     return tuple(sorted(found.values(), key=lambda instance: (instance.placement, instance.device)))
 
 
@@ -140,6 +141,12 @@ def _offered(gpu: model.Gpu, policy: rules.Policy) -> frozenset[int] | None:
         return None
     offered = frozenset(profile.id for profile in gpu.mig_profiles if resolving.offers_profile(policy, profile.name))
     return offered or None
+
+
+def _parts_of(gpu: model.Gpu, held: Collection[str]) -> set[str]:
+    """The devices that are parts of a GPU."""
+    whole = values.gpu_device_name(gpu.address)
+    return {device for device in held if device.startswith(whole) and values.gpu_of(device) == whole != device}
 
 
 def _device(gpu: model.Gpu, profile: str, profile_id: int, place: mig.MigPlacement) -> str:
