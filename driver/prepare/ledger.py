@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from discovery import address, mig
 from driver import values
+from driver.prepare import typed
 
 VERSION = 2
 """Version of what is written."""
@@ -28,12 +29,9 @@ READABLE_SINCE = 1
 PARTITIONS_SINCE = 2
 """The oldest reader that may read an entry with a partition: an older one would give the whole GPU to another claim."""
 
+DamagedError = typed.DamagedError
 _MIG = "mig"
 _MADE_AT = "madeAt"
-
-
-class DamagedError(Exception):
-    """Text that is no entry: cut, changed, or never one of ours."""
 
 
 class ClaimState(StrEnum):
@@ -202,9 +200,9 @@ def from_columns(columns: Columns) -> Entry:
     """The entry of a row. Raises DamagedError."""
     _require_intact(columns)
     try:
-        devices, results, cdi_ids, hardware = _load(f"[{','.join(columns[5:9])}]")
+        devices, results, cdi_ids, hardware = typed.load(f"[{','.join(columns[5:9])}]")
     except ValueError as error:
-        raise DamagedError(f"the row of claim {columns.claim_uid!r} has other columns") from error
+        raise typed.DamagedError(f"the row of claim {columns.claim_uid!r} has other columns") from error
     return _entry(
         uid=columns.claim_uid,
         namespace=columns.namespace,
@@ -221,17 +219,17 @@ def from_columns(columns: Columns) -> Entry:
 def held_devices(columns: Columns) -> frozenset[str]:
     """What the row's entry holds, for a look at very many rows. Raises DamagedError."""
     _require_intact(columns)
-    results = [_object(result) for result in _list(_load(columns.results))]
-    return frozenset(_string(result, "device") for result in results if result.get("adminAccess") is not True)
+    results = [typed.mapping(result) for result in typed.items(typed.load(columns.results))]
+    return frozenset(typed.string(result, "device") for result in results if result.get("adminAccess") is not True)
 
 
 def _require_intact(columns: Columns) -> None:
     try:
         intact = columns.checksum == _checksum(*columns[:-1])
     except TypeError as error:
-        raise DamagedError("a column is of another type than text") from error
+        raise typed.DamagedError("a column is of another type than text") from error
     if not intact:
-        raise DamagedError(f"the row of claim {columns.claim_uid!r} differs from its checksum")
+        raise typed.DamagedError(f"the row of claim {columns.claim_uid!r} differs from its checksum")
 
 
 def to_document(columns: Columns, *, since: int = READABLE_SINCE) -> tuple[str, str]:
@@ -250,17 +248,19 @@ def to_document(columns: Columns, *, since: int = READABLE_SINCE) -> tuple[str, 
 def from_document(text: str, checksum: str) -> Entry:
     """The entry in a JSON text. Raises DamagedError, also where a newer version says that this one must not read it."""
     if checksum != f"{_checksum(text):08x}":
-        raise DamagedError("the text differs from its checksum")
-    document = _object(_load(text))
+        raise typed.DamagedError("the text differs from its checksum")
+    document = typed.mapping(typed.load(text))
     since = document.get("readableSince")
     if not isinstance(since, int) or since > VERSION:
-        raise DamagedError(f"it was written for readers of version {_shown(since)}, and this one is {VERSION}")
+        raise typed.DamagedError(
+            f"it was written for readers of version {typed.shown(since)}, and this one is {VERSION}"
+        )
     return _entry(
-        uid=_string(document, "uid"),
-        namespace=_string(document, "namespace"),
-        name=_string(document, "name"),
-        state=_string(document, "state"),
-        boot_id=_string(document, "bootID"),
+        uid=typed.string(document, "uid"),
+        namespace=typed.string(document, "namespace"),
+        name=typed.string(document, "name"),
+        state=typed.string(document, "state"),
+        boot_id=typed.string(document, "bootID"),
         devices=document.get("devices"),
         results=document.get("results"),
         cdi_ids=document.get("cdiIDs"),
@@ -274,45 +274,6 @@ def _checksum(*texts: str) -> int:
 
 
 _dump = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"no JSON: {error}") from error
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, int | str | None) and len(str(value)) < 100 else f"a {type(value).__name__}"
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DamagedError(f"{_shown(value)} stands where an object belongs")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise DamagedError(f"{_shown(value)} stands where a list belongs")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise DamagedError(f"{_shown(value)} stands where text belongs")
-    return value
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise DamagedError(f"{_shown(value)} stands where a number belongs")
-    return value
-
-
-def _string(document: Mapping[str, Any], key: str) -> str:
-    return _text(document.get(key))
 
 
 def _device_object(device: HeldDevice) -> dict[str, Any]:
@@ -341,63 +302,67 @@ def _result_object(result: Result) -> dict[str, Any]:
 
 
 def _result(value: Any) -> Result:
-    document = _object(value)
+    document = typed.mapping(value)
     return Result(
-        request=_string(document, "request"),
-        pool=_string(document, "pool"),
-        device=_string(document, "device"),
-        share_id=_string(document, "shareID") if "shareID" in document else None,
+        request=typed.string(document, "request"),
+        pool=typed.string(document, "pool"),
+        device=typed.string(document, "device"),
+        share_id=typed.string(document, "shareID") if "shareID" in document else None,
         consumed_capacity={
-            name: _text(quantity) for name, quantity in _object(document.get("consumedCapacity", {})).items()
+            name: typed.text(quantity) for name, quantity in typed.mapping(document.get("consumedCapacity", {})).items()
         },
         admin=document.get("adminAccess") is True,
     )
 
 
 def _device(value: Any) -> HeldDevice:
-    document = _object(value)
+    document = typed.mapping(value)
     return HeldDevice(
-        name=_string(document, "name"),
-        address=_string(document, "address"),
-        uuid=_string(document, "uuid"),
-        nodes=tuple(_text(node) for node in _list(document.get("nodes"))),
-        caps=tuple(_capability(cap) for cap in _list(document.get("caps", []))),
+        name=typed.string(document, "name"),
+        address=typed.string(document, "address"),
+        uuid=typed.string(document, "uuid"),
+        nodes=tuple(typed.text(node) for node in typed.items(document.get("nodes"))),
+        caps=tuple(_capability(cap) for cap in typed.items(document.get("caps", []))),
         place=_place(document["place"]) if "place" in document else None,
     )
 
 
 def _capability(value: Any) -> mig.CapabilityNode:
-    document = _object(value)
+    document = typed.mapping(value)
     return mig.CapabilityNode(
-        path=_string(document, "path"), major=_number(document.get("major")), minor=_number(document.get("minor"))
+        path=typed.string(document, "path"),
+        major=typed.number(document.get("major")),
+        minor=typed.number(document.get("minor")),
     )
 
 
 def _place(value: Any) -> mig.MigPlacement:
-    numbers = [_number(number) for number in _list(value)]
+    numbers = [typed.number(number) for number in typed.items(value)]
     if len(numbers) != 2:
-        raise DamagedError("a place has not a start and a size")
+        raise typed.DamagedError("a place has not a start and a size")
     return mig.MigPlacement(start=numbers[0], size=numbers[1])
 
 
 def _partitions(hardware: Mapping[str, Any]) -> tuple[mig.Partition, ...]:
-    return tuple(_partition(value) for value in _list(hardware.get(_MIG, [])))
+    return tuple(_partition(value) for value in typed.items(hardware.get(_MIG, [])))
 
 
 def _made_at(hardware: Mapping[str, Any]) -> float | None:
     value = hardware.get(_MADE_AT)
-    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-        raise DamagedError(f"{_shown(value)} stands where a time belongs")
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise typed.DamagedError(f"{typed.shown(value)} stands where a time belongs")
     return value
 
 
 def _partition(value: Any) -> mig.Partition:
-    document = _object(value)
+    document = typed.mapping(value)
     try:
-        gpu = address.parse(_string(document, "gpu"))
+        gpu = address.parse(typed.string(document, "gpu"))
     except ValueError as error:
-        raise DamagedError(str(error)) from error
-    return mig.Partition(gpu=gpu, profile_id=_number(document.get("profileID")), start=_number(document.get("start")))
+        raise typed.DamagedError(str(error)) from error
+    return mig.Partition(
+        gpu=gpu, profile_id=typed.number(document.get("profileID")), start=typed.number(document.get("start"))
+    )
 
 
 def _entry(
@@ -415,21 +380,21 @@ def _entry(
     try:
         claim_state = ClaimState(state)
     except ValueError as error:
-        raise DamagedError(f"{_shown(state)} is no state of a claim") from error
+        raise typed.DamagedError(f"{typed.shown(state)} is no state of a claim") from error
     entry = Entry(
         claim=values.ClaimRef(uid=values.ClaimUid(uid), namespace=namespace, name=name),
         state=claim_state,
         boot_id=boot_id,
-        devices=tuple(_device(device) for device in _list(devices)),
-        results=tuple(_result(result) for result in _list(results)),
-        cdi_ids=tuple(tuple(_text(cdi_id) for cdi_id in _list(ids)) for ids in _list(cdi_ids)),
-        hardware=_object(hardware),
+        devices=tuple(_device(device) for device in typed.items(devices)),
+        results=tuple(_result(result) for result in typed.items(results)),
+        cdi_ids=tuple(tuple(typed.text(cdi_id) for cdi_id in typed.items(ids)) for ids in typed.items(cdi_ids)),
+        hardware=typed.mapping(hardware),
     )
     _partitions(entry.hardware)
     _made_at(entry.hardware)
     known = {device.name for device in entry.devices}
     if len(entry.results) != len(entry.cdi_ids) or not all(entry.cdi_ids):
-        raise DamagedError("results and CDI ids do not belong together")
+        raise typed.DamagedError("results and CDI ids do not belong together")
     if not all(result.device in known for result in entry.results):
-        raise DamagedError("a result names a device that is not among the devices")
+        raise typed.DamagedError("a result names a device that is not among the devices")
     return entry
