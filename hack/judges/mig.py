@@ -39,7 +39,7 @@ STEPS = 120
 STEPS_A_CRASH = 40
 AUDIT_EVERY = 20
 
-_POINTS = tuple(name for name in crashpoints.NAMES if not name.startswith("recover."))
+POINTS = tuple(name for name in crashpoints.NAMES if not name.startswith("recover."))
 _MOMENT_S = 0.06
 """A claim is prepared or unprepared in about this time, so that a kill within it falls into the middle of it."""
 
@@ -68,13 +68,20 @@ class Player:
     """One sequence on one node."""
 
     def __init__(
-        self, machine: str, node: mignode.DividedNode, allocator: upstream.Allocator, *, seed: int, steps_a_crash: int
+        self,
+        machine: str,
+        node: mignode.DividedNode,
+        allocator: upstream.Allocator,
+        *,
+        author: migclaims.Author,
+        seed: int,
+        steps_a_crash: int,
     ) -> None:
         self.tally = Tally(machine)
         self._node = node
         self._allocator = allocator
+        self._author = author
         self._draw = random.Random(f"{machine} {seed}")
-        self._author = migclaims.Author(f"{machine} {seed}", nodes.read(place(machine), sharing=nodes.DIVIDED).devices)
         self._steps_a_crash = steps_a_crash
         self._held: dict[values.ClaimRef, tuple[int, tuple[upstream.Result, ...]]] = {}
         self._slices: list[dict[str, Any]] = []
@@ -116,7 +123,7 @@ class Player:
         self.tally.crashes += 1
         if self._draw.random() < 0.5:
             self._node.kill()
-            self._node.start(crash_at=self._draw.choice(_POINTS))
+            self._node.start(crash_at=self._draw.choice(POINTS))
             return None
         timer = threading.Timer(self._draw.random() * _MOMENT_S, self._node.kill)
         timer.start()
@@ -223,8 +230,12 @@ def main(argv: Sequence[str]) -> int:
         print("|---|---|---|---|---|---|---|---|---|---|")
         tallies = []
         for machine in machines:
+            offered = nodes.read(place(machine), sharing=nodes.DIVIDED).devices
+            author = migclaims.Author(f"{machine} {given.seed}", offered)
             with upstream.started(program) as allocator, mignode.divided(place(machine)) as node:
-                player = Player(machine, node, allocator, seed=given.seed, steps_a_crash=given.steps_a_crash)
+                player = Player(
+                    machine, node, allocator, author=author, seed=given.seed, steps_a_crash=given.steps_a_crash
+                )
                 tallies.append(player.play(-(-given.steps // len(machines))))
             print(_row(tallies[-1]), flush=True)
     except mignode.NodeError as error:

@@ -147,14 +147,14 @@ class DividedNode:
         """One call; None where the agent died of it, or was not there."""
         try:
             return self._kubelet.prepare(values.DRIVER_NAME, [ref])[ref.uid]
-        except kubelet_client.KubeletError:
+        except (kubelet_client.KubeletError, ValueError):  # ValueError: of a channel that the stand-in closed just now
             return None
 
     def unprepare(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed | None:
         """One call; None where the agent died of it, or was not there."""
         try:
             return self._kubelet.unprepare(values.DRIVER_NAME, [ref])[ref.uid]
-        except kubelet_client.KubeletError:
+        except (kubelet_client.KubeletError, ValueError):  # ValueError: of a channel that the stand-in closed just now
             return None
 
     def prepare_again(self, ref: values.ClaimRef) -> values.Prepared | values.Failed:
