@@ -28,6 +28,9 @@ _KINDS = {
 """What NVML's errors mean for the work; every other one is FAILED. A mode that takes a reset (`reset-required`, as in virtual
 machines) is nothing that NVML can do."""
 
+_REFUSALS = frozenset({"insufficient-resources", "in-use", "not-supported", "no-permission"})
+"""After which NVML has made nothing for certain."""
+
 _PASSES = frozenset({work.Kind.IN_USE, work.Kind.INSUFFICIENT_RESOURCES, work.Kind.TIMEOUT, work.Kind.FAILED})
 """What may pass by itself."""
 
@@ -74,6 +77,8 @@ class Divider:
         self._files = files
         self._nvml = session
         self._reader = nvmlmig.Reader()
+        self._clean = False
+        """Whether there is surely nothing of what the call under way was to make."""
 
     def create(
         self,
@@ -85,6 +90,7 @@ class Divider:
         commit: Callable[[], None],
     ) -> tuple[mig.MigInstance, ...]:
         """See work.Work."""
+        self._clean = not begun
         with self._session(address, "make instances"):
             divisible = self._nvml.mig_of(address)
             mode = divisible.mode()
@@ -110,6 +116,7 @@ class Divider:
 
     def destroy(self, address: PciAddress, partitions: Sequence[mig.Partition]) -> None:
         """See work.Work. Every one is tried before the first error leaves. Where the driver is not loaded there are none."""
+        self._clean = False
         if not self._files.names(_MODULE):
             return
         with self._session(address, "remove instances"):
@@ -132,6 +139,7 @@ class Divider:
 
     def whole(self, address: PciAddress, *, toggle: bool) -> None:
         """See work.Work."""
+        self._clean = False
         with self._session(address, "use it whole"):
             divisible = self._nvml.mig_of(address)
             mode = divisible.mode()
@@ -192,7 +200,7 @@ class Divider:
             minor = self._nvml.minor(gpu.address)
             for each in wanted:
                 held = adopted.get(each.partition)
-                handle = gpu.mig.create(each.profile, each.place) if held is None else held.handle
+                handle = self._new(gpu, each) if held is None else held.handle
                 if held is None:
                     made.append((handle, each.profile))
                 if held is None or not held.computes:
@@ -204,11 +212,19 @@ class Divider:
                 try:
                     gpu.mig.destroy(gpu.mig.held(handle, profile))
                 except errors.SourceError as left:
+                    self._clean = False
                     logger.error(
                         "%s: %s was made for nothing and cannot be removed: %s", gpu.address, profile.name, left
                     )
             raise _why(gpu, wanted, adopted, err) from err
         return tuple(answers)
+
+    def _new(self, gpu: _Gpu, wanted: _Wanted) -> Any:
+        try:
+            return gpu.mig.create(wanted.profile, wanted.place)
+        except errors.SourceError as err:
+            self._clean = self._clean and err.kind in _REFUSALS
+            raise
 
     def _usable(self, gpu: _Gpu, held: nvmlmig.Held, wanted: _Wanted, minor: int | None) -> mig.MigInstance:
         """The value of an instance that is what was asked for. Raises WorkError when it is not."""
@@ -232,7 +248,12 @@ class Divider:
             self._open()
             yield
         except errors.SourceError as err:
-            raise refused(_KINDS.get(err.kind, work.Kind.FAILED), f"{address}: cannot {doing}: {err}") from err
+            failed = refused(_KINDS.get(err.kind, work.Kind.FAILED), f"{address}: cannot {doing}: {err}")
+            failed.clean = self._clean
+            raise failed from err
+        except errors.WorkError as err:
+            err.clean = self._clean
+            raise
         finally:
             self._nvml.close()
 

@@ -34,13 +34,15 @@ class ProbeError(DiscoveryError):
 
 class WorkError(DiscoveryError):
     """The hardware was not changed as asked. `kind`: one of work.Kind. `retryable`: whether it may pass by itself, so that the
-    same call can succeed a little later.
+    same call can succeed a little later. `clean`: that of all that was to be made there is surely nothing, so that whatever is at
+    those places is somebody else's.
     """
 
-    def __init__(self, message: str, *, kind: str, retryable: bool) -> None:
+    def __init__(self, message: str, *, kind: str, retryable: bool, clean: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
         self.retryable = retryable
+        self.clean = clean
 
 
 class SourceError(DiscoveryError):

@@ -44,7 +44,7 @@ class _Hands:
                     self._requests.grace_s = self._grace_s
                 return {"answer": codec.encode(self._do(request, gpu))}
         except errors.WorkError as err:
-            return {"error": str(err), "kind": err.kind, "retryable": err.retryable}
+            return {"error": str(err), "kind": err.kind, "retryable": err.retryable, "clean": err.clean}
         except dividing.OutlivedError as err:
             self.done = True
             return {"outlived": str(err)}

@@ -59,7 +59,7 @@ class Work(Protocol):
         First looks that every place is free. Then calls `commit` in the calling thread, once, which makes durable that this
         has begun: if it raises, nothing was changed and that error leaves here. Then, if MIG is off and `toggle`, enables it;
         then creates. On a failure in the middle what this call made is removed again; that a `timeout` or a crash comes
-        before the removal is possible.
+        before the removal is possible. The error is `clean` where there is surely nothing of the call: never with `begun`.
 
         `begun`: `commit` was reached before, in a call whose end is not known. An instance that is found at exactly a wanted
         place, of exactly the wanted profile, is then of this claim: it is kept, completed with a compute instance if it has

@@ -308,7 +308,10 @@ class _Call:
             if "outlived" in answer:
                 raise self._error(f"the NVIDIA driver does not fit its library: {answer['outlived']}")
             raise errors.WorkError(
-                str(answer["error"]), kind=work.Kind(answer["kind"]), retryable=bool(answer["retryable"])
+                str(answer["error"]),
+                kind=work.Kind(answer["kind"]),
+                retryable=bool(answer["retryable"]),
+                clean=answer.get("clean") is True,
             )
         except (errors.DocumentError, KeyError, TypeError, ValueError) as err:
             raise self._error(f"the worker gave an answer that is none: {err}") from err

@@ -43,8 +43,6 @@ DONE, REPEATED = "done", "repeated"
 _GET_TIMEOUT_S = 10.0
 _GET_TIMEOUT_MIN_S = 0.1
 _WORK_MIN_S = 1.0
-_UNDO_S = 3.0
-"""How long a Prepare that failed takes at most to undo what it may have done to the hardware, out of what is kept for the answer."""
 
 
 class ClaimReader(Protocol):
@@ -77,11 +75,12 @@ class Node:
 
 
 class HardwareError(ClaimError):
-    """The hardware did not do what a claim needs. `hung`: there was no answer in time."""
+    """The hardware did not do what a claim needs. `hung`: there was no answer in time; `clean`: as of a WorkError."""
 
     def __init__(self, ref: values.ClaimRef, error: WorkError) -> None:
         super().__init__(f"{ref}: {error}", retryable=error.retryable)
         self.hung = error.kind == work.Kind.TIMEOUT
+        self.clean = error.clean
 
 
 class Attempts:
@@ -128,17 +127,18 @@ class Attempts:
         except WorkError as error:
             raise HardwareError(ref, error) from error
 
-    def undo(self, ref: values.ClaimRef, call: values.Call) -> None:
-        """Nothing came of a Prepare whose hardware failed: remove what may have been made and forget that it had begun, so that an
-        instance that somebody makes there now is not taken for the claim's. Where that is not possible the row stays, and the
-        next Prepare or Unprepare of the claim goes on from it.
+    def undo(self, ref: values.ClaimRef, call: values.Call, *, clean: bool) -> None:
+        """Nothing came of a Prepare whose hardware failed: remove what may have been made, unless it is `clean`, and forget that it
+        had begun, so that an instance that somebody makes there now is not taken for the claim's. Where that is not possible the
+        row stays, and the next Prepare or Unprepare of the claim goes on from it.
         """
-        timeout_s = min(_UNDO_S, call.remaining_s() - _WORK_MIN_S)
+        timeout_s = min(hands.UNDO_S, call.remaining_s() - _WORK_MIN_S)
         try:
             entry = self._record.get(ref.uid)
             if entry is None or entry.state is not ledger.ClaimState.STARTED or timeout_s <= 0:
                 return
-            self._releaser.put_back(entry, timeout_s=timeout_s)
+            if not clean:
+                self._releaser.put_back(entry, timeout_s=timeout_s)
             self._record.remove(entry, timeout_s=self._reserve_s)
         except (RecordError, WorkError) as error:
             logger.warning("What was begun for it is not undone: %s", error)
@@ -239,7 +239,15 @@ class Attempts:
                 recorded = planned.entry
 
         if planned.work:
-            planned = self._made(planned, begun=begun, commit=commit, call=call)
+            try:
+                planned = self._made(planned, begun=begun, commit=commit, call=call)
+            except WorkError as error:
+                # The next attempt begins anew: an instance that it finds there is somebody else's.
+                if error.clean and recorded is not None and recorded is not known:
+                    self._releaser.nothing_left(recorded)
+                    with contextlib.suppress(RecordError):
+                        self._record.remove(recorded, timeout_s=self._reserve_s)
+                raise
         return planned, recorded
 
     def _made(

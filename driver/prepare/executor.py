@@ -198,7 +198,7 @@ class Executor:
                 return self._attempt_until(ref, waited, call)
             except attempt.HardwareError as error:
                 if not error.hung:
-                    self._attempts.undo(ref, call)
+                    self._attempts.undo(ref, call, clean=error.clean)
                 raise
 
     def _attempt_until(

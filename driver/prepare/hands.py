@@ -10,15 +10,22 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from discovery import mig, work
+from discovery.errors import WorkError
 from driver.prepare import crashpoints, plan
 from driver.prepare.crashpoints import Point
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+UNDO_S = 3.0
+"""How long it may take at most to remove what was made for nothing, out of what is kept for the answer."""
 
 
 class _AbandonedError(Exception):
@@ -35,14 +42,19 @@ class Hands:
         self, wanted: Sequence[plan.GpuWork], *, begun: bool, commit: Callable[[], None], timeout_s: float
     ) -> Mapping[str, mig.MigInstance]:
         """Do the work of a plan; the instances by the names of their devices. `begun`: `commit` was called before, by a call that
-        may have made some of them. What fails on one GPU leaves what was made on the others.
+        may have made some of them.
+
+        What fails on one GPU, and is `clean`, takes back what was made on the others, as long as it is known whose it is: an instance
+        that somebody makes at one of these places afterwards is not of this claim. Otherwise what is there stays.
         """
         start = _Start(sum(bool(item.wanted) for item in wanted), commit)
+        found: dict[str, mig.MigInstance] = {}
+        unsure = threading.Event()
 
-        def carry_out(item: plan.GpuWork) -> Mapping[str, mig.MigInstance]:
+        def carry_out(item: plan.GpuWork) -> None:
             if not item.wanted:
                 self._worker.whole(item.gpu, toggle=item.toggle, timeout_s=timeout_s)
-                return {}
+                return
             try:
                 made = self._worker.create(
                     item.gpu,
@@ -52,20 +64,35 @@ class Hands:
                     commit=start.ready,
                     timeout_s=timeout_s,
                 )
-            except BaseException:
+            except BaseException as error:
                 start.abandon()
+                if not (isinstance(error, _AbandonedError) or (isinstance(error, WorkError) and error.clean)):
+                    unsure.set()
                 raise
-            return dict(zip(item.wanted, made, strict=True))
+            found.update(zip(item.wanted, made, strict=True))
 
-        found: dict[str, mig.MigInstance] = {}
-        for answer in _side_by_side([functools.partial(carry_out, item) for item in wanted]):
-            found |= answer
+        try:
+            _side_by_side([functools.partial(carry_out, item) for item in wanted])
+        except WorkError as error:
+            mine = [part for item in wanted for name, part in item.wanted.items() if name in found]
+            error.clean = not (begun or unsure.is_set()) and self._taken_back(mine, timeout_s=min(UNDO_S, timeout_s))
+            raise
         if found:
             crashpoints.reach(Point.MIG_MADE)
         return found
 
-    def remove(self, partitions: Iterable[mig.Partition], *, timeout_s: float) -> None:
+    def _taken_back(self, made: Sequence[mig.Partition], *, timeout_s: float) -> bool:
+        try:
+            self.remove(made, timeout_s=timeout_s)
+        except WorkError as error:
+            logger.warning("What was made for nothing cannot be removed yet: %s", error)
+            return False
+        return True
+
+    def remove(self, partitions: Collection[mig.Partition], *, timeout_s: float) -> None:
         """Remove the instances at some places; those that are not there are done."""
+        if not partitions:
+            return
         crashpoints.reach(Point.MIG_BEFORE_REMOVAL)
         _side_by_side(
             [

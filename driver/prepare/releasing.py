@@ -80,6 +80,10 @@ class Releaser:
             self._hands.remove(entry.partitions, timeout_s=timeout_s)
             self._own.released(entry.devices)
 
+    def nothing_left(self, entry: ledger.Entry) -> None:
+        """What was made for an entry has been removed already; said before the record forgets it."""
+        self._own.released(entry.devices)
+
     def release(self, entry: ledger.Entry, *, timeout_s: float) -> bool:
         """Put back what a claim has that kubelet wants unprepared, or see that it is put back later; whether it is now. Raises
         RecordError.

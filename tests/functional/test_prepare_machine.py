@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from discovery.errors import DocumentError
 from discovery.mock import fault, faults
 from discovery.mock import mig as admin
 from driver import values
@@ -218,3 +219,73 @@ def test_an_error_of_the_library_is_said_and_nothing_stays(node: Node) -> None:
     node.break_(fault.Kind.NVML_ERROR, "nvmlGpuInstanceCreateComputeInstance", error=999)
     assert "Unknown Error" in agent.prepare(claim).message
     assert (node.instances(), agent.record.rows()) == ({}, ())
+
+
+NO_ROOM, IN_USE = 23, 19
+"""NVML_ERROR_INSUFFICIENT_RESOURCES, NVML_ERROR_IN_USE"""
+
+
+@pytest.mark.parametrize("devices", [(ONE,), (ONE, THREE)])
+def test_what_an_admin_makes_right_after_the_look_is_his(
+    node: Node, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...]
+) -> None:
+    """The row stands, and before the agent's own call somebody makes the very same instance: his it is, and stays."""
+    agent = node.agent(wait_s=0.0)
+    claim = node.api.allocate(ref(1), *devices)
+    admin.admin_mode(node.machine, GPU1, on=True)
+    put = agent.record.put
+
+    def first_then_the_admin(planned: Any, **more: Any) -> None:
+        put(planned, **more)
+        if planned.entry.state is ledger.ClaimState.STARTED and not node.instances():
+            admin.admin_create(node.machine, GPU1, "1g.10gb", 2)
+
+    monkeypatch.setattr(agent.record, "put", first_then_the_admin)
+    answer = agent.prepare(claim)
+    assert isinstance(answer, values.Failed)
+    assert "is occupied by GPU instance 9 (1g.10gb" in answer.message
+    assert agent.record.rows() == ()
+    assert node.instances() == {str(GPU1): [(19, 2)]}, "the admin's, and nothing of the claim's"
+    assert agent.unprepare(claim) == values.Unprepared()
+    assert node.instances() == {str(GPU1): [(19, 2)]}
+
+
+@pytest.mark.parametrize("error", [NO_ROOM, IN_USE])
+def test_what_an_admin_makes_while_a_refused_claim_waits_is_his(node: Node, error: int) -> None:
+    """After a refusal nothing of the claim is there, so the next attempt takes nothing for its own."""
+    agent = node.agent(wait_s=0.0)
+    claim = node.api.allocate(ref(1), ONE)
+    node.break_(fault.Kind.NVML_ERROR, CREATE, target=GPU1, error=error)
+    assert isinstance(agent.prepare(claim), values.Failed)
+    agent.stop()
+    agent = node.agent(wait_s=30.0)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(agent.prepare(claim)), daemon=True)
+    reads = agent.api.reads
+    thread.start()
+    while agent.api.reads - reads < 2:
+        thread.join(0.01)
+    while True:
+        try:
+            admin.admin_create(node.machine, GPU1, "1g.10gb", 2)
+        except DocumentError:
+            thread.join(0.01)
+        else:
+            break
+    node.heal()
+    thread.join(30)
+    assert isinstance(answers[0], values.Failed)
+    assert "occupied" in answers[0].message
+    agent.unprepare(claim)
+    assert node.instances() == {str(GPU1): [(19, 2)]}
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_error_that_does_not_say_whether_anything_was_made_leaves_nothing(node: Node, *, after: bool) -> None:
+    agent = node.agent(wait_s=0.0)
+    claim = node.api.allocate(ref(1), ONE, THREE)
+    node.break_(fault.Kind.NVML_ERROR, CREATE, target=GPU1, error=999, after=after)
+    assert isinstance(agent.prepare(claim), values.Failed)
+    assert (agent.record.rows(), node.instances()) == ((), {})
+    node.heal()
+    assert isinstance(agent.prepare(claim), values.Prepared)
