@@ -61,10 +61,11 @@ def divide(gpu: model.Gpu, how: rules.Policy, *, ours: Collection[str] = ()) -> 
             return _dynamic(gpu, how, ours, enabled=enabled)
     if not enabled:
         return Division(whole=True)
-    return Division(findings=(_enabled(gpu, "MIG is enabled and only the whole GPU would be offered"),))
+    return Division(findings=(_enabled(gpu),))
 
 
 def _static(gpu: model.Gpu) -> Division:
+    """The instances that exist. That there are none is said with the policy, and which are not whole with the GPU."""
     parts: list[Part] = []
     findings: list[model.Finding] = []
     profiles = _profiles(gpu.mig_profiles)
@@ -73,16 +74,10 @@ def _static(gpu: model.Gpu) -> Division:
         name = _name(gpu, profile, instance.placement.start) if profile is not None else None
         if profile is None or name is None or not gpu.multiprocessors:
             findings.append(_not_offered(gpu, instance, "nothing is known of its profile"))
-        elif not instance.whole:
-            findings.append(
-                _not_offered(gpu, instance, "no single compute instance takes all of it; make one of the full size")
-            )
-        elif all(part.name != name for part in parts):
+        elif instance.whole and all(part.name != name for part in parts):
             parts.append(Part(name=name, profile=profile, placement=instance.placement, uuid=instance.uuid))
     if gpu.mig_instances is None:
         findings.append(_not_divided(gpu, "its MIG instances could not be read"))
-    elif not gpu.mig_instances:
-        findings.append(_enabled(gpu, "MIG is enabled and there is no MIG instance to offer"))
     rank = {pair: index for index, pair in enumerate(bestfit.order(tuple(profiles.values())))}
     parts.sort(key=lambda part: (rank.get((part.profile, part.placement), len(rank)), part.name))
     return Division(parts=tuple(parts), findings=tuple(findings))
@@ -171,13 +166,13 @@ def _name(gpu: model.Gpu, profile: mig.MigProfile, start: int) -> str | None:
     return name if syntax.is_label(name) else None
 
 
-def _enabled(gpu: model.Gpu, what: str) -> model.Finding:
+def _enabled(gpu: model.Gpu) -> model.Finding:
     return _finding(
         "mig-enabled",
         model.Severity.ERROR,
         gpu,
-        f"Nothing of it is offered: {what}. Make instances (nvidia-smi mig -i {gpu.address} -cgi PROFILE -C) and give the GPU "
-        f"mode mig-static, or give it mode mig-dynamic, or disable MIG (nvidia-smi -i {gpu.address} -mig 0)",
+        "Nothing of it is offered: MIG is enabled and only the whole GPU would be offered. Make instances (nvidia-smi mig -i "
+        f"{gpu.address} -cgi PROFILE -C) and give the GPU mode mig-static, or give it mode mig-dynamic, or disable MIG (nvidia-smi -i {gpu.address} -mig 0)",
     )
 
 

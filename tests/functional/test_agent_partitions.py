@@ -112,7 +112,7 @@ def test_what_an_admin_makes_and_removes_appears_and_vanishes(bench: Bench) -> N
     kubelet.wait_registered(DRIVER)
     small, big = f"{MADE}-mig-1g-10gb-19-0", f"{MADE}-mig-3g-40gb-9-4"
     mig.admin_mode(folder, address, True)
-    agents.until(lambda: "(mig-enabled)" in bench.agent.said(), "MIG without instances is said")
+    agents.until(lambda: "(mig-no-instances)" in bench.agent.said(), "MIG without instances is said")
     mig.admin_create(folder, address, "1g.10gb", 0)
     mig.admin_create(folder, address, "3g.40gb", 4)
     bench.until_names(small, big)
