@@ -22,7 +22,7 @@ import operator
 import pathlib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from discovery import address, errors, mig, model, paths
@@ -198,7 +198,7 @@ def _tuple_writer(arguments: tuple[Any, ...]) -> _Writer:
 
 
 def _dataclass_writer(cls: Any) -> _Writer:
-    writers: list[tuple[str, str, _Writer | None]] = []
+    writers: Sequence[tuple[str, str, _Writer | None]] = ()
 
     def write(value: Any) -> dict[str, Any]:
         return {
@@ -207,12 +207,15 @@ def _dataclass_writer(cls: Any) -> _Writer:
             if (item := getattr(value, attribute)) is not None
         }
 
-    # Compiled when first used: a dataclass may refer to itself.
+    # Compiled when first used: a dataclass may refer to itself. Put in place as a whole: another thread may be here, too.
     def compile_and_write(value: Any) -> dict[str, Any]:
+        nonlocal writers
         if not writers:
-            for attribute, name, hint, _ in _fields(cls):
-                write_item = _writer(_optional_argument(hint) or hint)
-                writers.append((attribute, name, None if write_item is _same else write_item))
+            compiled = [
+                (attribute, name, _writer(_optional_argument(hint) or hint))
+                for attribute, name, hint, _ in _fields(cls)
+            ]
+            writers = [(attribute, name, None if item is _same else item) for attribute, name, item in compiled]
         return write(value)
 
     return compile_and_write
@@ -393,7 +396,7 @@ def _read_enum(members: Mapping[Any, enum.Enum], obj: Any) -> enum.Enum:
 
 def _dataclass_reader(cls: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT001 - passed on to the cached reader
     fields = _fields(cls)
-    readers: dict[str, tuple[str, _Reader, bool]] = {}
+    readers: Mapping[str, tuple[str, _Reader, bool]] = {}
     optional = {
         attribute for attribute, _, hint, default in fields if not default and _optional_argument(hint) is not None
     }
@@ -402,10 +405,13 @@ def _dataclass_reader(cls: Any, ignore_unknown: bool) -> _Reader:  # noqa: FBT00
     def read(obj: Any) -> Any:
         if not isinstance(obj, dict):
             raise _MisfitError(f"expected an object, found {_said(obj)}")
-        if not readers:  # compiled when first used: a dataclass may refer to itself
-            for attribute, name, hint, _ in fields:
-                inner = _optional_argument(hint)
-                readers[name] = (attribute, _reader(inner or hint, ignore_unknown), inner is not None)
+        nonlocal readers
+        if not readers:  # compiled when first used, and put in place as a whole: as the writers are
+            compiled = [(attribute, name, hint, _optional_argument(hint)) for attribute, name, hint, _ in fields]
+            readers = {
+                name: (attribute, _reader(inner or hint, ignore_unknown), inner is not None)
+                for attribute, name, hint, inner in compiled
+            }
         values: dict[str, Any] = dict.fromkeys(optional)
         key = ""
         try:

@@ -6,6 +6,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -228,3 +232,29 @@ def test_a_list_of_numbers_holds_whole_ones_of_64_bits(numbers: object) -> None:
 def test_a_list_of_numbers_is_read_as_it_is() -> None:
     for numbers in ([], [0], [3, 1, (1 << 64) - 1]):
         assert codec.from_json(document(host={"onlineCpus": numbers})).host.online_cpus == tuple(numbers)
+
+
+@pytest.fixture(name="hasty")
+def fixture_hasty() -> Iterator[None]:
+    """Threads that take turns after every few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_threads_that_meet_at_a_type_for_the_first_time_all_write_and_read_all_of_it() -> None:
+    names = [f"f{number}" for number in range(20)]
+    document = dict.fromkeys(names, 1)
+    meeting = threading.Barrier(4)
+
+    def both(cls: type[Any]) -> tuple[Any, Any]:
+        meeting.wait(20)
+        return codec.encode(cls(**document)), codec.decode(cls, document, place="$")
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(200):
+            cls = dataclasses.make_dataclass("Fresh", [(name, int) for name in names], frozen=True)
+            answers = list(pool.map(both, [cls] * 4))
+            assert answers == [(document, cls(**document))] * 4
