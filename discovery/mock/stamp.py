@@ -3,11 +3,13 @@
 them.
 
 The same word again means the same machine, so that a restart of an agent need not load what reads documents (pydantic and
-YAML, half a second of CPU).
+YAML, half a second of CPU). Beside it stands the boot of the kernel under which that was, as hardware loses its MIG instances
+when its node is booted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from pathlib import Path
@@ -15,6 +17,8 @@ from pathlib import Path
 from discovery.mock import live, shelf
 
 FILE = "source.sha256"
+BOOT_FILE = "boot_id"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _HERE = Path(__file__).parent
 _BASE = re.compile(rb"^base:[ \t]*[\"']?([^\"'#\s]+)", re.MULTILINE)
@@ -62,3 +66,17 @@ def put(directory: Path, word: str) -> None:
     temporary = directory / f"{FILE}.tmp"
     temporary.write_text(word)
     temporary.replace(directory / FILE)
+
+
+def outlived(directory: Path) -> bool:
+    """Whether a machine was rendered before the kernel that runs now was booted."""
+    try:
+        return (directory / BOOT_FILE).read_bytes() != _BOOT_ID.read_bytes()
+    except OSError:
+        return False
+
+
+def put_boot(directory: Path) -> None:
+    """Say under which boot of the kernel a machine was rendered, where that can be told."""
+    with contextlib.suppress(OSError):
+        (directory / BOOT_FILE).write_bytes(_BOOT_ID.read_bytes())

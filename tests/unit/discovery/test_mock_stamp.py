@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The word for what a mock machine was rendered from: same documents, other documents, unreadable, half rendered."""
+"""The word for what a mock machine was rendered from: same documents, other documents, unreadable, half rendered, another boot."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def test_machine_that_stands_is_not_read_again_and_keeps_its_faults(tmp_path: Pa
     assert again.returncode == 0
     assert "pydantic" not in again.stderr
     assert [placed.fault.kind for placed in faults.current(tmp_path)] == [fault.Kind.NVML_HANG]
+
+
+def test_machine_that_was_rendered_before_the_node_was_booted_has_lost_its_faults_and_instances(tmp_path: Path) -> None:
+    assert render(MACHINE, tmp_path).returncode == 0
+    faults.apply(tmp_path, [fault.Fault(kind=fault.Kind.NVML_HANG)])
+    (tmp_path / stamp.BOOT_FILE).write_text("11111111-2222-3333-4444-555555555555\n")
+    assert render(MACHINE, tmp_path).returncode == 0
+    assert faults.current(tmp_path) == ()
+    assert not stamp.outlived(tmp_path)
 
 
 def test_changed_document_is_another_machine(tmp_path: Path) -> None:
