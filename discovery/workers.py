@@ -12,7 +12,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,8 +33,8 @@ _DROP_S = 2.0
 
 
 class Workers:
-    """Work by a pool of processes, as many as there are calls at a time: none waits for another. One that is idle is used again,
-    one is kept for the next call, and others end after a while.
+    """Work by a pool of processes, as many as there are GPUs worked at: calls for one GPU take turns, and wait for no other. One
+    that is idle is used again, one is kept for the next call, and others end after a while.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Workers:
         self._state = threading.Lock()
         self._idle: list[tuple[process.Process, float]] = []
         self._busy: set[process.Process] = set()
+        self._turns: defaultdict[PciAddress, threading.Lock] = defaultdict(threading.Lock)
         self._timer: threading.Timer | None = None
         self._closed = False
 
@@ -103,6 +105,24 @@ class Workers:
         commit: Callable[[], None] = lambda: None,
     ) -> tuple[mig.MigInstance, ...]:
         call = _Call(gpu, request, timeout_s, self._clock, commit)
+        with self._turn(gpu, call):
+            return self._converse(call)
+
+    @contextlib.contextmanager
+    def _turn(self, gpu: PciAddress, call: _Call) -> Iterator[None]:
+        """The turn at a GPU among the calls of this process: a node that ends all its pods at once needs no worker for each."""
+        with self._state:
+            mine = self._turns[gpu]
+        if not mine.acquire(timeout=max(0.0, call.remaining_s())):
+            raise call.late()
+        try:
+            if self._closed:
+                raise _closed()
+            yield
+        finally:
+            mine.release()
+
+    def _converse(self, call: _Call) -> tuple[mig.MigInstance, ...]:
         while True:
             worker = self._take(fresh=call.repeated)
             try:
@@ -273,6 +293,16 @@ class _Call:
         self.repeated = False
         """Whether it is with its second worker, which was started for it."""
 
+    def remaining_s(self) -> float:
+        """How long it may still take."""
+        return self._deadline - self._clock()
+
+    def late(self) -> errors.WorkError:
+        """The error where its turn did not come in time."""
+        return self._error(
+            f"others for this GPU did not end in {self._timeout_s:g} s; nothing was changed", work.Kind.TIMEOUT
+        )
+
     def by(self, worker: process.Process) -> Any:
         """The answer of a worker. Raises _BrokenError, and what `commit` does."""
         self._began = self._waits = False
@@ -347,7 +377,7 @@ class _Call:
         self._spoken(worker.tell, {"go": True})
 
     def _heard(self, worker: process.Process) -> Any:
-        answer = self._spoken(worker.hear, lambda: self._deadline - self._clock())
+        answer = self._spoken(worker.hear, self.remaining_s)
         if not isinstance(answer, dict):
             raise _BrokenError(frames.FrameError("a message that is none"))
         return answer

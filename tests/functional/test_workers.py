@@ -387,6 +387,21 @@ def test_a_gpu_is_changed_by_one_at_a_time(machine: Path, work: workers.Workers)
     assert commits == [1]
 
 
+def test_calls_for_one_gpu_need_one_worker(machine: Path, work: workers.Workers) -> None:
+    create(work, *range(5))
+    with (machine.parent / "turns" / f"{GPU0}.lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        removals = [Later(functools.partial(destroy, work, start)) for start in range(5)]
+        wait_for(lambda: awaited(machine))
+        late = refusal(lambda: work.whole(GPU0, toggle=True, timeout_s=0.2))
+        assert (late.kind, late.retryable) == (Why.TIMEOUT, True)
+        fcntl.flock(file, fcntl.LOCK_UN)
+    for removal in removals:
+        removal.result()
+    assert there(machine) == []
+    assert len(processes(machine)) == 1
+
+
 def test_whose_turn_it_is_stands_in_the_message(machine: Path, work: workers.Workers) -> None:
     create(work, 0)
     with (machine.parent / "turns" / f"{GPU0}.lock").open("r+") as file:
