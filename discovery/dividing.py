@@ -36,6 +36,7 @@ _PASSES = frozenset({work.Kind.IN_USE, work.Kind.INSUFFICIENT_RESOURCES, work.Ki
 
 _MODULE = "sys/module/nvidia"
 _NAMED_PIDS = 8
+_NEXT_STEP = "remove it (nvidia-smi mig -dci and -dgi), or wait for whoever uses it"
 
 
 class OutlivedError(errors.DiscoveryError):
@@ -148,7 +149,9 @@ class Divider:
             gpu = self._described(address, divisible, mode)
             if held := divisible.instances(gpu.profiles):
                 said = "; ".join(map(gpu.told, held))
-                raise refused(work.Kind.OCCUPIED, f"{address} is divided, and cannot be used whole: {said}")
+                raise refused(
+                    work.Kind.OCCUPIED, f"{address} is divided, and cannot be used whole: {said}; {_NEXT_STEP}"
+                )
             if not toggle:
                 raise refused(
                     work.Kind.NOT_SUPPORTED,
@@ -330,7 +333,7 @@ def _occupied(gpu: _Gpu, held: nvmlmig.Held, wanted: _Wanted) -> errors.WorkErro
     return refused(
         work.Kind.OCCUPIED,
         f"{gpu.address}: the place of {wanted.profile.name} ({_slices(wanted.place)}) is occupied by {gpu.told(held)}, which "
-        "is not of this claim; remove it (nvidia-smi mig -dci and -dgi), or wait for whoever uses it",
+        f"is not of this claim; {_NEXT_STEP}",
     )
 
 

@@ -388,6 +388,7 @@ def test_a_divided_gpu_is_not_whole(machine: Machine) -> None:
     refused = refusal(machine.whole)
     assert (refused.kind, refused.retryable) == (Why.OCCUPIED, False)
     assert str(one.uuid) in str(refused)
+    assert "remove it (nvidia-smi mig -dci and -dgi)" in str(refused)
 
 
 def test_mig_that_is_on_and_not_to_be_disabled(machine: Machine) -> None:
