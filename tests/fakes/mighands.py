@@ -67,7 +67,7 @@ class Hands:
                     instance = here["instances"].setdefault(_key(part), {"owner": "agent"})
                     instance.setdefault("number", 7 + part.start)
                     state["made"] = state.get("made", 0) + 1
-                    made.append(_instance(gpu, part, instance["number"], state.get("generation", 0)))
+                    made.append(_instance(gpu, part, instance["number"], here.get("generation", 0)))
             return tuple(made)
 
     def destroy(self, gpu: PciAddress, partitions: Sequence[mig.Partition], *, timeout_s: float) -> None:
@@ -104,8 +104,9 @@ class Hands:
     def seen(self, gpu: PciAddress, part: mig.Partition) -> mig.MigInstance | None:
         """The instance at a place."""
         with self._state() as state:
-            found = state.get(str(gpu), {"instances": {}})["instances"].get(_key(part))
-            return None if found is None else _instance(gpu, part, found["number"], state.get("generation", 0))
+            here = state.get(str(gpu), {"instances": {}})
+            found = here["instances"].get(_key(part))
+            return None if found is None else _instance(gpu, part, found["number"], here.get("generation", 0))
 
     def divided(self, gpu: PciAddress) -> bool:
         """Whether MIG is on."""
@@ -122,8 +123,9 @@ class Hands:
     def admin_removes(self, gpu: PciAddress) -> None:
         """`nvidia-smi mig -dgi`, or a reload of the driver."""
         with self._state() as state:
-            state[str(gpu)]["instances"] = {}
-            state["generation"] = state.get("generation", 0) + 1
+            here = state[str(gpu)]
+            here["instances"] = {}
+            here["generation"] = here.get("generation", 0) + 1
 
     def reboot(self) -> None:
         """All instances are gone."""

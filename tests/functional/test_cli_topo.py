@@ -268,5 +268,5 @@ def keys(value: object) -> set[str]:
 def test_the_documentation_names_every_field() -> None:
     page = (ROOT / "docs/output.md").read_text(encoding="utf-8")
     known = set(re.findall(r"`([A-Za-z0-9]+)(?:\[\])?`", page)) | {"apiVersion", "kind"}
-    for machine in ("gb200-tray", "l40s-8-pcie", "workstation-rtx"):
+    for machine in ("gb200-tray", "l40s-8-pcie", "workstation-rtx", "dgx-h100-mig"):
         assert keys(topo(machine)) - known == set()

@@ -19,6 +19,9 @@ OTHER=GPU-1
 crw-rw-rw-    1 0        0           1,   3 Nov 29 20:00 nvidia3
 crw-rw-rw-    1 0        0         195, 255 Nov 29 20:00 nvidiactl
 drwxr-xr-x    2 0        0               80 Nov 29 20:00 nvidia-caps
+{inside.MARK}caps
+nvidia-cap75
+nvidia-cap3
 {inside.MARK}mounts
 100 90 0:50 / / rw - overlay overlay rw
 101 100 8:1 /lib/libcuda.so.1 /usr/lib64/libcuda.so.1 ro - ext4 /dev/sda1 rw
@@ -42,6 +45,7 @@ def test_the_view_of_a_container_is_read() -> None:
     assert seen.gpu_uuids == ("GPU-1", "GPU-2")
     assert seen.nodes == {"/dev/nvidia3": (1, 3), "/dev/nvidiactl": (195, 255)}
     assert seen.gpu_nodes == ("/dev/nvidia3",)
+    assert seen.caps == ("/dev/nvidia-caps/nvidia-cap3", "/dev/nvidia-caps/nvidia-cap75")
     assert seen.mounts == {"/": "/", "/usr/lib64/libcuda.so.1": "/lib/libcuda.so.1"}
 
 
