@@ -25,6 +25,7 @@ from hack.bench.parts import (
     eight,
     growth,
     idle,
+    impossible,
     loss,
     memory,
     mig,
@@ -57,7 +58,11 @@ PARTS: Mapping[str, Callable[[bench.Bench], report.Part]] = {
 }
 """Parts that run in any environment."""
 
-REAL_PARTS: Mapping[str, Callable[[realnode.NodeBench], report.Part]] = {"pods": pods.run, "rest": rest.run}
+REAL_PARTS: Mapping[str, Callable[[realnode.NodeBench], report.Part]] = {
+    "pods": pods.run,
+    "impossible": impossible.run,
+    "rest": rest.run,
+}
 """Parts that need a real node."""
 
 STAND_IN = tuple(PARTS)

@@ -12,7 +12,7 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -189,6 +189,16 @@ class NodeBench(benchmark.Bench):
                     kubelet=kubelet,
                 )
             )
+        return self._at_kubelet(stack, specs)
+
+    def agent_at_kubelet(self, stack: ExitStack, *arguments: str) -> drivers.Ready:
+        """The agent with some options of its own, registered by the real kubelet and published."""
+        name, place, kubelet = self.node.cluster.node_name, self.node.place, self.node.kubelet
+        spec = drivers.agent(self.fresh_directory("agent"), *arguments, node=name, place=place, kubelet=kubelet)
+        (ready,) = self._at_kubelet(stack, [spec])
+        return ready
+
+    def _at_kubelet(self, stack: ExitStack, specs: Sequence[drivers.Spec]) -> list[drivers.Ready]:
         contest = [stack.enter_context(drivers.Ready(spec, self.server)) for spec in specs]
         deadline = time.perf_counter() + REGISTRATION_TIMEOUT_S
         while not all(self.node.registered(spec) for spec in specs):
