@@ -45,6 +45,7 @@ class Kind(NamedTuple):
 
 _RBAC = "rbac.authorization.k8s.io/v1"
 _DRA = "resource.k8s.io/v1"
+_ADMISSION = "admissionregistration.k8s.io/v1"
 KINDS: Mapping[str, Kind] = {
     "Namespace": Kind("v1", "namespaces", namespaced=False),
     "Node": Kind("v1", "nodes", namespaced=False),
@@ -65,6 +66,8 @@ KINDS: Mapping[str, Kind] = {
     "ResourceClaimTemplate": Kind(_DRA, "resourceclaimtemplates"),
     "ResourceSlice": Kind(_DRA, "resourceslices", namespaced=False),
     "DeviceClass": Kind(_DRA, "deviceclasses", namespaced=False),
+    "ValidatingAdmissionPolicy": Kind(_ADMISSION, "validatingadmissionpolicies", namespaced=False),
+    "ValidatingAdmissionPolicyBinding": Kind(_ADMISSION, "validatingadmissionpolicybindings", namespaced=False),
     "PodGroup": Kind("scheduling.k8s.io/v1beta1", "podgroups"),
     "Workload": Kind("scheduling.k8s.io/v1beta1", "workloads"),
 }

@@ -35,7 +35,7 @@ def bring(site: Site, machine: str | None, *, changed: dict[str, str]) -> None:
         site.agent.apply()
     elif machine.endswith(".yaml"):
         objects = site.agent.manifests(machine=f"{MOUNTED}/{machine}")
-        (settings,) = (item for item in objects if item["kind"] == "ConfigMap")
+        (settings,) = (item for item in objects if item["kind"] == "ConfigMap" and "machine" in item["data"])
         settings["data"][machine] = (OWN / machine).read_text()
         site.agent.apply_objects(objects)
         site.agent.wait_ready()
@@ -66,11 +66,12 @@ def slices(machine: str, node_name: str) -> str:
 
 
 def gpus(machine: str) -> int:
-    """How many it has that work."""
+    """How many it has that work, and are not divided."""
     described = zoo.load(str(ROOT / machine) if "/" in machine else machine)
     assert described.nvml is not None
     broken = {str(item.target) for item in described.faults if item.kind in _NOT_OFFERED}
-    return len({str(gpu.pci) for gpu in described.nvml.gpus} - broken)
+    whole = {str(gpu.pci) for gpu in described.nvml.gpus if gpu.mig is None or not gpu.mig.current}
+    return len(whole - broken)
 
 
 def _offered(site: Site) -> bool:
