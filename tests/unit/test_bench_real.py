@@ -110,7 +110,7 @@ def test_what_a_run_needs_on_the_server() -> None:
 def test_parts_of_a_real_node_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["--only", "pods"])
-    assert "pods, rest need --real" in capsys.readouterr().err
+    assert "pods, impossible, rest need --real" in capsys.readouterr().err
 
 
 class _Watch:
