@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from discovery.address import PciAddress
+from driver.sharing.shares import Enforcement, Shares
 
 
 class Mode(StrEnum):
@@ -18,6 +19,8 @@ class Mode(StrEnum):
     """The MIG instances that somebody made."""
     MIG_DYNAMIC = "mig-dynamic"
     """The whole GPU, or MIG instances that the agent makes for a claim and removes after it."""
+    SHARES = "shares"
+    """Shares of the whole GPU, measured in memory and compute. The instances of a mig-static GPU may be shared, too."""
 
 
 class Fallback(StrEnum):
@@ -43,22 +46,25 @@ class Match:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One rule; the first that matches a GPU wins. `profiles`: patterns of the names of MIG profiles that are offered of
-    a mig-dynamic GPU; empty: all.
+    a mig-dynamic GPU; empty: all. `shares`: there in mode shares, and for a mig-static GPU whose instances are shared.
     """
 
     match: Match = field(default_factory=Match)
     mode: Mode = Mode.EXCLUSIVE
     fallback: Fallback = Fallback.WHOLE
     profiles: tuple[str, ...] = ()
+    shares: Shares | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one GPU is shared."""
+    """How one GPU is shared. `shares` and `enforcement`, what keeps the shares apart on this node, are there together."""
 
     mode: Mode = Mode.EXCLUSIVE
     fallback: Fallback = Fallback.WHOLE
     profiles: tuple[str, ...] = ()
+    shares: Shares | None = None
+    enforcement: Enforcement | None = None
 
 
 EXCLUSIVE = Policy()
