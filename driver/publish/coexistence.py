@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from discovery import address
-from driver.publish import quantity
+from driver import quantity
 
 _BUS_ID_NAMES = frozenset({"pcibusid", "pciebusid", "pciaddress"})
 """Last part of an attribute's name, in lower case: the standard name, and what drivers used before there was one."""

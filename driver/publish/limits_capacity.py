@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from driver.publish import quantity, syntax
+from driver import quantity
+from driver.publish import syntax
 
 MAX_VALID_VALUES = 10
 """CapacityRequestPolicyDiscreteMaxOptions."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from discovery import address
-from driver.publish import attributes, counters, devices, quantity
+from driver import quantity
+from driver.publish import attributes, counters, devices
 from driver.sharing import rules
 
 ABSENT_EFFECT = "NoSchedule"

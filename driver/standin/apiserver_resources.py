@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from driver.publish import limits, quantity
+from driver import quantity
+from driver.publish import limits
 from driver.standin import apiserver_claims, apiserver_gates
 
 Body = dict[str, Any]

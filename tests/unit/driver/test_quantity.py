@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver.publish import quantity
+from driver import quantity
 
 
 @pytest.mark.parametrize(
