@@ -111,6 +111,10 @@ class Settings:
     """The root of the NVIDIA driver installation as the host sees it; CDI names it."""
     driver_root_mount: Path
     """The same folder as the agent sees it."""
+    mps_dir: Path
+    """Where the supervisor of the MPS daemons listens, and where their sockets lie: the same path here, there and on the host, as
+    CDI names it.
+    """
     sysfs: Path
     procfs: Path
     dev: Path

@@ -7,6 +7,7 @@ DriverError
 +-- RecordError       the record of prepared claims cannot be used now
 +-- StateLostError    the state folder was removed under the agent
 +-- SocketError       a socket cannot be had (path too long, taken by a live process)
++-- MpsError          the MPS supervisor is not reached, or cannot do what was asked
 +-- ApiError          the API server; see ApiReason
 """
 
@@ -53,6 +54,16 @@ class StateLostError(DriverError):
 
 class SocketError(DriverError):
     """A unix socket cannot be bound or served."""
+
+
+class MpsError(DriverError):
+    """The MPS supervisor is away or did not do what was asked. `retryable`: the same call may succeed later without anyone changing
+    anything (it is just starting, a daemon is being restarted).
+    """
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class ApiReason(StrEnum):

@@ -269,6 +269,13 @@ OPTIONS: tuple[Option, ...] = (
         help="Where the agent sees that root.",
     ),
     Option(
+        name="mps-dir",
+        metavar="PATH",
+        parse=parse_host_path,
+        default="/run/nearfield/mps",
+        help="Folder of the MPS supervisor (`nearfield mps`), the same path here and on the host.",
+    ),
+    Option(
         name="sysfs", metavar="PATH", parse=parse_path, default="/sys", help="Where the agent sees the host's /sys."
     ),
     Option(name="procfs", metavar="PATH", parse=parse_path, default="/proc", help="Where it sees the host's /proc."),

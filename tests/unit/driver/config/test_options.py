@@ -53,6 +53,7 @@ def test_the_documented_defaults() -> None:
         inspect=config.Listen(host="127.0.0.1", port=9418),
         driver_root=Path("/"),
         driver_root_mount=Path("/"),
+        mps_dir=Path("/run/nearfield/mps"),
         sysfs=Path("/sys"),
         procfs=Path("/proc"),
         dev=Path("/dev"),
