@@ -24,7 +24,7 @@ from discovery.errors import DiscoveryError
 from driver import values
 from driver.errors import DriverError
 from driver.prepare import crashpoints
-from hack.judges import migclaims, mignode, nodes, upstream
+from hack.judges import agentnode, migclaims, mignode, nodes, upstream
 from hack.tools.errors import ToolError
 
 MACHINES = ("dgx-h100", "a30-4-mig")
@@ -152,9 +152,9 @@ class Player:
         if answer is None:
             answer = self._node.prepare_again(ref)
         if isinstance(answer, values.Failed):
-            raise mignode.NodeError(f"{ref} with {', '.join(_names(results))} was refused: {answer.message}")
+            raise agentnode.NodeError(f"{ref} with {', '.join(_names(results))} was refused: {answer.message}")
         if (given := sorted(device.device for device in answer.devices)) != sorted(_names(results)):
-            raise mignode.NodeError(f"{ref} has {', '.join(_names(results))} and was answered {', '.join(given)}")
+            raise agentnode.NodeError(f"{ref} has {', '.join(_names(results))} and was answered {', '.join(given)}")
         self.tally.allocated += 1
         self.tally.devices += len(results)
         self.tally.parts += sum(_is_part(name) for name in _names(results))
@@ -164,7 +164,7 @@ class Player:
         if answer is None:
             answer = self._node.unprepare_again(ref)
         if isinstance(answer, values.Failed):
-            raise mignode.NodeError(f"{ref} was not unprepared: {answer.message}")
+            raise agentnode.NodeError(f"{ref} was not unprepared: {answer.message}")
         self._node.forget(ref)
         number, _ = self._held.pop(ref)
         self.tally.record.append({"ends": number})
@@ -174,7 +174,7 @@ class Player:
         for gpu, listed in instances.items():
             taken = [number for one in listed for number in range(one.start, one.start + one.size)]
             if len(taken) != len(set(taken)):
-                raise mignode.NodeError(f"{gpu} has instances that overlap: {listed}")
+                raise agentnode.NodeError(f"{gpu} has instances that overlap: {listed}")
         self.tally.most_instances = max(self.tally.most_instances, sum(map(len, instances.values())))
 
     def _audit(self) -> None:
@@ -238,7 +238,7 @@ def main(argv: Sequence[str]) -> int:
                 )
                 tallies.append(player.play(-(-given.steps // len(machines))))
             print(_row(tallies[-1]), flush=True)
-    except mignode.NodeError as error:
+    except agentnode.NodeError as error:
         print(f"hack/oracle: {machine}, step {player.tally.steps} of seed {given.seed}: {error}", file=sys.stderr)
         return 1
     except (ToolError, upstream.UpstreamError, DiscoveryError, DriverError) as error:

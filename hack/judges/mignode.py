@@ -1,37 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose GPUs are divided: a real agent on a mock machine, between the stand-ins, that is killed at any moment.
-
-Claims come with the allocation that upstream's allocator made of them, and are prepared as kubelet does it: again and again
-until it works, when the agent died in between.
-"""
+"""A node whose GPUs are divided by MIG at need."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
 
 from discovery import mig
-from discovery.mock import live, state
 from driver import values
-from driver.prepare import ledger, store
-from driver.standin import apiserver, kubelet, kubelet_client
-from hack.judges import migclaims, nodes, upstream
-
-NODE = "oracle"
-START_S = 60.0
-SETTLE_S = 60.0
-"""The longest that anything may take that is done behind an answer."""
+from hack.judges import agentnode
 
 CONFIGURATION = """apiVersion: config.nearfield.dev/v1alpha1
 kind: AgentConfig
@@ -39,19 +17,6 @@ sharing:
 - mode: mig-dynamic
 """
 """The rules of `nodes.DIVIDED`, as an admin writes them."""
-
-_PAUSE_S = 0.02
-_REGISTRATION_S = 2.0
-_MEMORY = Path("/dev/shm")
-"""A mock machine is thousands of files. Where there is no such folder, any will do."""
-
-_LAST_WORDS = 3000
-
-T = TypeVar("T")
-
-
-class NodeError(Exception):
-    """The agent did what it must not, or not what it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,135 +34,8 @@ class Place:
         return cls(values.gpu_of(part), int(profile_id), int(start))
 
 
-class DividedNode:
-    """The agent, killed and started again as asked. Not thread-safe, but `kill` may be called while a claim is prepared."""
-
-    def __init__(
-        self, directory: Path, machine: str, api: apiserver.ApiServer, plugins: kubelet.StandInKubelet
-    ) -> None:
-        self._directory = directory
-        self._machine = machine
-        self._api = api
-        self._kubelet = plugins
-        self._kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
-        self._configuration = directory / "agent.yaml"
-        self._configuration.write_text(CONFIGURATION, encoding="utf-8")
-        self._numbers = itertools.count(1)
-        self._live = live.LiveFile(directory / "s" / "mock")
-        self._log = directory / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
-
-    def start(self, *, crash_at: str | None = None) -> None:
-        """Start it, to die at a named point if one is given, and wait until kubelet can call it."""
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "driver.cli", "run", "--node-name", NODE, "--mock", self._machine),
-                    *("--kubeconfig", str(self._kubeconfig), "--config", str(self._configuration)),
-                    *("--kubelet-dir", str(self._directory / "k"), "--cdi-dir", str(self._directory / "cdi")),
-                    *("--state-dir", str(self._directory / "s"), "--http", "127.0.0.1:0", "--inspect", ""),
-                    *("--probe-interval", "2s"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | ({"NEARFIELD_CRASH_AT": crash_at} if crash_at else {}),
-            )
-        self.starts += 1
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                self._kubelet.wait_registered(values.DRIVER_NAME, timeout_s=_REGISTRATION_S)
-            except kubelet_client.KubeletError as error:
-                if not self.alive() and crash_at is not None:  # it passes the point as it starts
-                    self.start()
-                elif not self.alive() or time.monotonic() > deadline:
-                    raise NodeError(f"{error}; the agent's last words:\n{self.last_words()}") from error
-                else:
-                    continue
-            return
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def kill(self) -> None:
-        """SIGKILL, at once."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def slices(self) -> list[dict[str, Any]]:
-        """What is published, as soon as the pool is whole."""
-
-        def whole() -> list[dict[str, Any]]:
-            found = [body for body in self._api.objects("resourceslices") if body["spec"]["nodeName"] == NODE]
-            newest = max((body["spec"]["pool"]["generation"] for body in found), default=0)
-            pool = [body for body in found if body["spec"]["pool"]["generation"] == newest]
-            return pool if pool and len(pool) == pool[0]["spec"]["pool"]["resourceSliceCount"] else []
-
-        return self._until(whole, "slices", within_s=START_S)
-
-    def allocate(self, claim: Mapping[str, Any], results: Sequence[upstream.Result]) -> values.ClaimRef:
-        """Store a claim with its allocation, as the scheduler leaves it."""
-        name = f"{claim['metadata']['name']}-{next(self._numbers)}"
-        stored = self._api.seed(
-            "resourceclaims",
-            {
-                **claim,
-                "metadata": {"name": name, "namespace": migclaims.NAMESPACE},
-                "status": {"allocation": {"devices": {"results": [_result(one) for one in results]}}},
-            },
-        )
-        return values.ClaimRef(uid=values.ClaimUid(stored["metadata"]["uid"]), namespace=migclaims.NAMESPACE, name=name)
-
-    def prepare(self, ref: values.ClaimRef) -> values.Prepared | values.Failed | None:
-        """One call; None where the agent died of it, or was not there."""
-        try:
-            return self._kubelet.prepare(values.DRIVER_NAME, [ref])[ref.uid]
-        except (kubelet_client.KubeletError, ValueError):  # ValueError: of a channel that the stand-in closed just now
-            return None
-
-    def unprepare(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed | None:
-        """One call; None where the agent died of it, or was not there."""
-        try:
-            return self._kubelet.unprepare(values.DRIVER_NAME, [ref])[ref.uid]
-        except (kubelet_client.KubeletError, ValueError):  # ValueError: of a channel that the stand-in closed just now
-            return None
-
-    def prepare_again(self, ref: values.ClaimRef) -> values.Prepared | values.Failed:
-        """Calls until there is an answer; the agent is started where it is down."""
-        answers: list[values.Prepared | values.Failed] = []
-
-        def answered() -> bool:
-            if (answer := self._revived().prepare(ref)) is not None:
-                answers.append(answer)
-            return bool(answers)
-
-        self._until(answered, f"{ref} prepared", within_s=START_S)
-        return answers[0]
-
-    def unprepare_again(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed:
-        """The same for the other direction."""
-        answers: list[values.Unprepared | values.Failed] = []
-
-        def answered() -> bool:
-            if (answer := self._revived().unprepare(ref)) is not None:
-                answers.append(answer)
-            return bool(answers)
-
-        self._until(answered, f"{ref} unprepared", within_s=START_S)
-        return answers[0]
-
-    def _revived(self) -> DividedNode:
-        if not self.alive():
-            self.start()
-        return self
-
-    def forget(self, ref: values.ClaimRef) -> None:
-        """Delete a claim whose pod is gone."""
-        self._api.remove("resourceclaims", f"{ref.namespace}/{ref.name}")
+class DividedNode(agentnode.AgentNode):
+    """With what the mock has of MIG."""
 
     def instances(self) -> dict[str, list[mig.MigPlacement]]:
         """Where the mock has MIG instances, by the device name of their GPU."""
@@ -205,7 +43,7 @@ class DividedNode:
             values.gpu_device_name(gpu.pci): [
                 mig.MigPlacement(start=one.placement.start, size=one.placement.size) for one in gpu.mig.instances
             ]
-            for gpu in self._gpus()
+            for gpu in self.gpus()
             if gpu.mig is not None
         }
 
@@ -213,56 +51,18 @@ class DividedNode:
         """The same with their profiles."""
         return frozenset(
             Place(values.gpu_device_name(gpu.pci), one.profile_id, one.placement.start)
-            for gpu in self._gpus()
+            for gpu in self.gpus()
             if gpu.mig is not None
             for one in gpu.mig.instances
         )
 
-    def _gpus(self) -> tuple[state.Gpu, ...]:
-        nvml = self._live.read().nvml
-        return () if nvml is None else nvml.gpus
-
-    def rows(self) -> tuple[ledger.Entry, ...]:
-        """What the record holds."""
-        return store.read_rows(self._directory / "s")
-
-    def cdi_files(self) -> list[str]:
-        """Files of claims."""
-        return sorted(path.name for path in (self._directory / "cdi").glob(f"{values.DRIVER_NAME}_*"))
-
-    def last_words(self) -> str:
-        """The end of the agent's log."""
-        return self._log.read_text(encoding="utf-8", errors="replace")[-_LAST_WORDS:]
-
-    def settle(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for what is done behind an answer."""
-        self._until(done, what, within_s=SETTLE_S)
-
-    def _until(self, look: Callable[[], T], what: str, *, within_s: float) -> T:
-        deadline = time.monotonic() + within_s
-        pause = threading.Event()
-        while not (found := look()):
-            if time.monotonic() > deadline:
-                raise NodeError(f"{what}: not in {within_s:.0f} s; the agent's last words:\n{self.last_words()}")
-            pause.wait(_PAUSE_S)
-        return found
-
 
 @contextlib.contextmanager
 def divided(machine: str) -> Iterator[DividedNode]:
-    """A node of a machine of the zoo for the block; its agent is not started yet. The folder has a short name, as sockets lie in it."""
-    directory = Path(tempfile.mkdtemp(prefix="nf-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
-    try:
-        with apiserver.ApiServer() as api, kubelet.StandInKubelet(directory / "k") as plugins:
-            api.seed("nodes", {"metadata": {"name": NODE}})
-            node = DividedNode(directory, machine, api, plugins)
-            try:
-                yield node
-            finally:
-                node.kill()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _result(result: upstream.Result) -> dict[str, str]:
-    return {"request": result.request, "driver": nodes.DRIVER, "pool": NODE, "device": result.device}
+    """A node of a machine of the zoo for the block; its agent is not started yet."""
+    with agentnode.room() as (directory, api, plugins):
+        node = DividedNode(directory, machine, api, plugins, configuration=CONFIGURATION)
+        try:
+            yield node
+        finally:
+            node.kill()

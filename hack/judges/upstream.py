@@ -7,7 +7,7 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,14 @@ FILTER_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A device that a claim got. `request` is `<request>/<subrequest>` where the request is a list of alternatives."""
+    """A device that a claim got. `request` is `<request>/<subrequest>` where the request is a list of alternatives. Of a shared device
+    it is the share `share_id`, and `consumed` says what that takes of each capacity.
+    """
 
     request: str
     device: str
+    share_id: str | None = None
+    consumed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +68,22 @@ class Allocator:
         results = self._ask({"fit": claim, "held": sorted(held)})["results"]
         return None if results is None else tuple(result["device"] for result in results)
 
-    def attempt(self, claims: Sequence[Body], held: Iterable[str], *, limit_s: float = FILTER_TIMEOUT_S) -> Attempt:
-        """What the scheduler would give a pod with these claims while these devices are held, and what the search cost it."""
-        answer = self._ask({"attempt": claims, "held": sorted(held), "limit": limit_s})
+    def attempt(
+        self,
+        claims: Sequence[Body],
+        held: Iterable[str],
+        *,
+        shares: Iterable[Result] = (),
+        limit_s: float = FILTER_TIMEOUT_S,
+    ) -> Attempt:
+        """What the scheduler would give a pod with these claims while others have these devices and `shares` of devices, and what
+        the search cost it.
+        """
+        taken = [{"device": one.device, "shareID": one.share_id, "consumed": one.consumed} for one in shares]
+        answer = self._ask({"attempt": claims, "held": sorted(held), "shares": taken, "limit": limit_s})
         results = answer["results"]
         return Attempt(
-            results=None
-            if results is None
-            else tuple(tuple(Result(one["request"], one["device"]) for one in claim) for claim in results),
+            results=None if results is None else tuple(tuple(map(_result, claim)) for claim in results),
             steps=answer["steps"],
             seconds=answer["seconds"],
             over=answer["over"],
@@ -90,6 +102,10 @@ class Allocator:
         if "error" in answer:
             raise UpstreamError(f"upstream's allocator: {answer['error']}")
         return dict(answer)
+
+
+def _result(one: Mapping[str, Any]) -> Result:
+    return Result(one["request"], one["device"], one.get("shareID"), one.get("consumed", {}))
 
 
 @contextlib.contextmanager

@@ -7,10 +7,13 @@
 //	{"load": {"slices": [ResourceSlice], "classes": [DeviceClass]}}   the node, in the place of one that was loaded before
 //	  {"devices": 8}
 //	{"fit": ResourceClaim, "held": ["gpu-0000-1b-00-0"]}              what a claim gets while others hold these devices
-//	  {"results": [{"request": "gpu", "driver": "…", "pool": "…", "device": "…"}]}, or {"results": null} where it does not fit
+//	  {"results": [{"request": "gpu", "driver": "…", "pool": "…", "device": "…"}]}, or {"results": null} where it does not fit;
+//	  of a share also {"shareID": "…", "consumed": {"memory": "20Gi"}}
 //	{"attempt": [ResourceClaim], "held": […], "limit": 10}            what a pod with these claims gets, and what the search cost;
 //	                                                                  limit: seconds after which it is given up, as by filterTimeout
 //	  {"results": [[{"request": …}]], "steps": 3, "seconds": 0.001, "over": false}
+//
+// Both may say what others have of shared devices: "shares": [{"device": "…", "shareID": "…", "consumed": {"memory": "20Gi"}}].
 //
 // Objects are as the API server stores them, so with its defaults. What cannot be answered gives {"error": "…"}. Features are
 // those that are on by default in 1.37 (AllocatorFeatures in the scheduler's dynamicresources.go, with the defaults of
@@ -33,7 +36,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -55,6 +60,7 @@ type question struct {
 	Fit     *resourceapi.ResourceClaim   `json:"fit"`
 	Attempt []*resourceapi.ResourceClaim `json:"attempt"`
 	Held    []string                     `json:"held"`
+	Shares  []share                      `json:"shares"`
 	Limit   float64                      `json:"limit"`
 }
 
@@ -63,11 +69,28 @@ type load struct {
 	Classes classes                      `json:"classes"`
 }
 
+// consumed is what a share takes of each capacity of its device.
+type consumed map[resourceapi.QualifiedName]resource.Quantity
+
+type share struct {
+	Device   string    `json:"device"`
+	ShareID  types.UID `json:"shareID"`
+	Consumed consumed  `json:"consumed"`
+}
+
 type result struct {
-	Request string `json:"request"`
-	Driver  string `json:"driver"`
-	Pool    string `json:"pool"`
-	Device  string `json:"device"`
+	Request  string     `json:"request"`
+	Driver   string     `json:"driver"`
+	Pool     string     `json:"pool"`
+	Device   string     `json:"device"`
+	ShareID  *types.UID `json:"shareID,omitempty"`
+	Consumed consumed   `json:"consumed,omitempty"`
+}
+
+// held is what others have.
+type held struct {
+	devices []string
+	shares  []share
 }
 
 // tried is what came of an attempt. Steps is how many times the search looked for one more device, Seconds the time that its thread
@@ -143,9 +166,9 @@ func (n *node) answer(line []byte) (any, error) {
 	case asked.Load != nil:
 		return n.load(asked.Load)
 	case asked.Fit != nil:
-		return n.fit(asked.Fit, asked.Held)
+		return n.fit(asked.Fit, held{asked.Held, asked.Shares})
 	case asked.Attempt != nil:
-		return n.attempt(asked.Attempt, asked.Held, asked.Limit)
+		return n.attempt(asked.Attempt, held{asked.Held, asked.Shares}, asked.Limit)
 	}
 	return nil, errors.New("load, fit or attempt is needed")
 }
@@ -167,8 +190,8 @@ func (n *node) load(given *load) (any, error) {
 	return map[string]int{"devices": len(devices)}, nil
 }
 
-func (n *node) fit(claim *resourceapi.ResourceClaim, held []string) (any, error) {
-	found, err := n.attempt([]*resourceapi.ResourceClaim{claim}, held, 0)
+func (n *node) fit(claim *resourceapi.ResourceClaim, taken held) (any, error) {
+	found, err := n.attempt([]*resourceapi.ResourceClaim{claim}, taken, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -180,18 +203,10 @@ func (n *node) fit(claim *resourceapi.ResourceClaim, held []string) (any, error)
 
 // attempt is one attempt of the scheduler to place a pod with these claims on the node: a new allocator, as PreFilter makes it, and
 // one search, as Filter has it done. A limit of 0 is none.
-func (n *node) attempt(claims []*resourceapi.ResourceClaim, held []string, limit float64) (*tried, error) {
-	state := structured.AllocatedState{
-		AllocatedDevices:         sets.New[structured.DeviceID](),
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
-	for _, name := range held {
-		device, known := n.devices[name]
-		if !known {
-			return nil, fmt.Errorf("there is no device %s", name)
-		}
-		state.AllocatedDevices.Insert(device)
+func (n *node) attempt(claims []*resourceapi.ResourceClaim, taken held, limit float64) (*tried, error) {
+	state, err := n.state(taken)
+	if err != nil {
+		return nil, err
 	}
 	if n.object == nil {
 		return nil, errors.New("nothing is loaded")
@@ -205,7 +220,7 @@ func (n *node) attempt(claims []*resourceapi.ResourceClaim, held []string, limit
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	began := processorTime()
-	allocator, err := structured.NewAllocator(ctx, features, state, n.classes, n.slices, n.cel)
+	allocator, err := structured.NewAllocator(ctx, features, *state, n.classes, n.slices, n.cel)
 	if err != nil {
 		return nil, err
 	}
@@ -218,11 +233,38 @@ func (n *node) attempt(claims []*resourceapi.ResourceClaim, held []string, limit
 	for _, allocated := range found {
 		results := make([]result, 0, len(allocated.Devices.Results))
 		for _, device := range allocated.Devices.Results {
-			results = append(results, result{device.Request, device.Driver, device.Pool, device.Device})
+			results = append(results, result{
+				device.Request, device.Driver, device.Pool, device.Device, device.ShareID, device.ConsumedCapacity,
+			})
 		}
 		answer.Results = append(answer.Results, results)
 	}
 	return answer, nil
+}
+
+// state is how the scheduler's informers would have it: a shared device is not taken, but what its shares consume is.
+func (n *node) state(taken held) (*structured.AllocatedState, error) {
+	state := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, name := range taken.devices {
+		device, known := n.devices[name]
+		if !known {
+			return nil, fmt.Errorf("there is no device %s", name)
+		}
+		state.AllocatedDevices.Insert(device)
+	}
+	for _, share := range taken.shares {
+		device, known := n.devices[share.Device]
+		if !known {
+			return nil, fmt.Errorf("there is no device %s", share.Device)
+		}
+		state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(device, &share.ShareID))
+		state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(device, share.Consumed))
+	}
+	return &state, nil
 }
 
 // steps reads GetStats of an allocator, whose result has a type that packages outside cannot spell.
