@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,7 +21,7 @@ def command() -> None:
 @command.command(
     "check",
     short_help="Check a file, and print what is in effect.",
-    help="""Check a configuration file or an overlay as the agent would, and print what is in effect.
+    help="""Check a configuration file, an overlay or the ClaimConfig of a claim as the agent would, and print what is in effect.
 
     FILE may be - for standard input. Exit status 2, with a line for each problem, where the agent would not start. The overlay
     that a configuration names is read too, unless that comes from standard input. A NCCL topology is printed as the TopologyOverlay that it is. Whether an overlay
@@ -39,7 +40,8 @@ def check(file: Path, output_format: output.Format | None) -> None:
     from discovery import document, overlayfile
     from discovery.errors import DocumentError
     from driver import configfile, overlay
-    from driver.errors import ConfigError
+    from driver.errors import ClaimError, ConfigError
+    from driver.prepare import claimconfig
 
     form = output.Format.JSON if output_format is output.Format.JSON else output.Format.YAML
     from_pipe = file == Path("-")
@@ -49,9 +51,13 @@ def check(file: Path, output_format: output.Format | None) -> None:
         if overlayfile.is_overlay(data):
             output.write_document(overlayfile.to_json(overlayfile.parse_bytes(data, name)), form)
             return
-        folder = Path() if from_pipe else file.parent.absolute()
-        effective = configfile.parse(document.parse(data, name=str(name)), folder=folder)
-    except DocumentError as err:
+        source = document.parse(data, name=str(name))
+        if isinstance(source.value, dict) and source.value.get("kind") == claimconfig.KIND:
+            claimconfig.parse(source.value, where=f"{name}: {claimconfig.KIND}")
+            output.write_document(source.value, form)
+            return
+        effective = configfile.parse(source, folder=Path() if from_pipe else file.parent.absolute())
+    except (DocumentError, ClaimError) as err:
         raise ConfigError(str(err)) from err
     if not from_pipe:
         overlay.load(None, effective)
@@ -61,18 +67,25 @@ def check(file: Path, output_format: output.Format | None) -> None:
 @command.command(
     "schema",
     short_help="Print the JSON Schema of the file.",
-    help="""Print the JSON Schema of the configuration file, or of an overlay, for editors and other checkers.""",
+    help="""Print the JSON Schema of the configuration file, of an overlay, or of the configuration of a claim, for editors and other checkers.""",
     epilog="""\b
     Examples:
       nearfield config schema > agent.schema.json
       nearfield config schema TopologyOverlay > overlay.schema.json
+      nearfield config schema ClaimConfig > claimconfig.schema.json
     """,
 )
-@click.argument("kind", type=click.Choice(["AgentConfig", "TopologyOverlay"]), default="AgentConfig")
+@click.argument("kind", type=click.Choice(["AgentConfig", "TopologyOverlay", "ClaimConfig"]), default="AgentConfig")
 def schema(kind: str) -> None:
     """Print the JSON Schema."""
+    sys.stdout.write(json.dumps(_schema(kind), indent=2) + "\n")
+
+
+def _schema(kind: str) -> dict[str, Any]:
     from discovery import overlayfile
     from driver import configfile
+    from driver.prepare import claimconfig, claimschema
 
-    built = overlayfile.json_schema() if kind == overlayfile.KIND else configfile.json_schema()
-    sys.stdout.write(json.dumps(built, indent=2) + "\n")
+    if kind == claimconfig.KIND:
+        return claimschema.json_schema()
+    return overlayfile.json_schema() if kind == overlayfile.KIND else configfile.json_schema()

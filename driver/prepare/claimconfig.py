@@ -28,8 +28,8 @@ KIND = "ClaimConfig"
 LEAST_BYTES = 1 << 20
 """The least memory limit: limits of MPS are given in whole MiB."""
 
-MOST_BYTES = (1 << 63) - 1
-"""The most that the API server keeps in a quantity of whole bytes."""
+MOST_BYTES = 1 << 60
+"""1Ei, far above any device, and below what a quantity of Kubernetes holds."""
 
 QUANTITY_PATTERN = r"[0-9]{1,19}(\.[0-9]{1,9})?([KMGTPE]i|[kMGTPE])?"
 """The quantities that make sense for memory, a subset of those of Kubernetes: no signs, exponents or parts of a byte."""

@@ -223,3 +223,14 @@ def test_config_check_names_every_problem() -> None:
 def test_config_schema_is_the_published_one() -> None:
     done = nearfield("config", "schema")
     assert done.stdout == (ROOT / "docs/configuration.schema.json").read_text(encoding="utf-8")
+
+
+def test_the_configuration_of_a_claim_is_checked_as_an_agent_would() -> None:
+    header = "apiVersion: gpu.nearfield.dev/v1alpha1\nkind: ClaimConfig\n"
+    good = nearfield("config", "check", "-", "-o", "json", stdin=header + "memory: {limit: 16Gi}\n")
+    assert json.loads(good.stdout)["memory"] == {"limit": "16Gi"}
+    bad = nearfield("config", "check", "-", stdin=header + "memory: {limit: 16GB}\n")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith('Error: standard input: ClaimConfig.memory.limit is "16GB", not a quantity of bytes')
+    schema = nearfield("config", "schema", "ClaimConfig")
+    assert schema.stdout == (ROOT / "docs/claimconfig.schema.json").read_text(encoding="utf-8")
