@@ -33,6 +33,7 @@ VERBS: dict[str, str] = {
     "devices": "Show the devices that would be published.",
     "slices": "Show the ResourceSlices that would be published.",
     "claims": "Show the claims that are prepared on this node.",
+    "mps": "Supervise the MPS daemons of this node, or show them.",
     "machines": "Show the machines that --mock takes by name.",
     "capture": "Write this machine, redacted, as a file for --mock.",
     "config": "Check a configuration file, or print its schema.",

@@ -20,7 +20,8 @@ SERVER = "shares"
 """Name of the one server of a daemon of MPS v3."""
 
 _PIPES = "pipes"
-_SHM = "shm"
+SHM = "shm"
+"""In the folder of a device: what a legacy daemon and its clients share as /dev/shm."""
 _CLIENT_SHM = "/dev/shm"  # noqa: S108 - where a client looks for it, in its container
 _NAMESPACE = "s"
 _DIGITS = 24
@@ -75,7 +76,7 @@ def pipes(directory: PurePosixPath, device: str) -> PurePosixPath:
 
 def shm(directory: PurePosixPath, device: str) -> PurePosixPath:
     """What a legacy daemon and its clients share as /dev/shm."""
-    return folder(directory, device) / _SHM
+    return folder(directory, device) / SHM
 
 
 def edits(directory: PurePosixPath, share: Share) -> Edits:
