@@ -19,7 +19,7 @@ class Record(Protocol):
     def save_published(self, published: Mapping[str, Any], /) -> None:
         """Keep it durably."""
 
-    def holders(self, names: Collection[str], /) -> Mapping[str, plan.Holder]:
+    def holders(self, names: Collection[str], /) -> Sequence[plan.Holder]:
         """Who has some devices."""
 
 
@@ -45,8 +45,15 @@ def build(record: Record, given: Sequence[rules.Rule]) -> effective.Effective:
     return effective.Effective(
         given,
         standing=lambda: _standing(record),
-        holders=lambda names: {name: str(holder.claim) for name, holder in record.holders(names).items()},
+        holders=lambda names: _holders(record, names),
     )
+
+
+def _holders(record: Record, names: Collection[str]) -> Mapping[str, str]:
+    claims: dict[str, list[str]] = {}
+    for holder in record.holders(names):
+        claims.setdefault(holder.device.name, []).append(str(holder.claim))
+    return {name: ", ".join(holding) for name, holding in claims.items()}
 
 
 def _standing(record: Record) -> Iterable[effective.Standing]:

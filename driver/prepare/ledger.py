@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from discovery import address, mig
 from driver import values
-from driver.prepare import typed
+from driver.prepare import held, shareuse, typed
 
-VERSION = 2
+VERSION = 3
 """Version of what is written."""
 
 READABLE_SINCE = 1
@@ -29,9 +29,18 @@ READABLE_SINCE = 1
 PARTITIONS_SINCE = 2
 """The oldest reader that may read an entry with a partition: an older one would give the whole GPU to another claim."""
 
+SHARES_SINCE = 3
+"""The oldest reader that may read an entry with a share: an older one would give the device to one claim alone."""
+
 DamagedError = typed.DamagedError
+HeldDevice = held.HeldDevice
+Result = held.Result
+Room = shareuse.Room
+ShareUse = shareuse.ShareUse
+mps_share = held.mps_share
 _MIG = "mig"
 _MADE_AT = "madeAt"
+_PODS = "pods"
 
 
 class ClaimState(StrEnum):
@@ -45,37 +54,10 @@ class ClaimState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevice:
-    """A device of a claim with what a container needs of it, so that neither hardware nor probe is asked again."""
-
-    name: str
-    address: str
-    uuid: str
-    """Empty in a started entry, for an instance that is still to be made."""
-    nodes: tuple[str, ...]
-    """Paths in the container, such as `/dev/nvidia0`."""
-    caps: tuple[mig.CapabilityNode, ...] = ()
-    """The nodes that give the right to use a MIG instance. They need not be on the host: their numbers are known."""
-    place: mig.MigPlacement | None = None
-    """The memory slices that it has of its GPU; None for the whole GPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One allocation result of ours, as the scheduler wrote it. `request` is the full name, with a subrequest."""
-
-    request: str
-    pool: str
-    device: str
-    share_id: str | None = None
-    consumed_capacity: Mapping[str, str] = field(default_factory=dict)
-    admin: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A claim in the record. `cdi_ids` has one tuple for each result; `hardware` says what must be put back:
-    `{"mig": [{"gpu": "0000:1b:00.0", "profileID": 19, "start": 0}], "madeAt": 1764460800.0}`.
+    `{"mig": [{"gpu": "0000:1b:00.0", "profileID": 19, "start": 0}], "madeAt": 1764460800.0}`, `{"pods": ["<UID>"]}` for pods whose
+    cgroups have limits, and what was found where something else was set.
     """
 
     claim: values.ClaimRef
@@ -88,8 +70,29 @@ class Entry:
 
     @property
     def holds(self) -> tuple[str, ...]:
-        """The devices that no other claim may have meanwhile: all but those of admin access."""
+        """The devices that are its own meanwhile, as a whole or in shares: all but those of admin access."""
         return tuple(sorted({result.device for result in self.results if not result.admin}))
+
+    @property
+    def held_in_shares(self) -> tuple[str, ...]:
+        """Those of `holds` that others may have shares of, too."""
+        return tuple(sorted({result.device for result in self.results if result.share is not None}))
+
+    @property
+    def shared(self) -> tuple[tuple[HeldDevice, Result], ...]:
+        """The results that are shares, with their devices."""
+        devices = {device.name: device for device in self.devices}
+        return tuple((devices[result.device], result) for result in self.results if result.share is not None)
+
+    @property
+    def enforced(self) -> bool:
+        """Whether something is set for its shares that has to be put back."""
+        return any(result.share is not None and result.share.enforced for result in self.results)
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """UIDs of the pods whose cgroups have limits for its shares."""
+        return _pods(self.hardware)
 
     def answers(self, boot_id: str) -> bool:
         """Whether a repeated Prepare is answered from this entry: what was prepared before a reboot is prepared again."""
@@ -125,6 +128,11 @@ def hardware_of(partitions: Iterable[mig.Partition], *, made_at: float | None = 
     return {_MIG: found} if made_at is None else {_MIG: found, _MADE_AT: made_at}
 
 
+def uses_of(entry: Entry, device: str) -> tuple[ShareUse, ...]:
+    """The shares that an entry has of a device."""
+    return tuple(result.share for result in entry.results if result.share is not None and result.device == device)
+
+
 def overlap(one: HeldDevice, other: HeldDevice) -> bool:
     """Whether two devices need the same part of one GPU."""
     if values.gpu_of(one.name) != values.gpu_of(other.name):
@@ -134,6 +142,8 @@ def overlap(one: HeldDevice, other: HeldDevice) -> bool:
 
 def readable_since(entry: Entry) -> int:
     """The oldest reader that may read an entry."""
+    if any(result.share is not None for result in entry.results):
+        return SHARES_SINCE
     return PARTITIONS_SINCE if any(device.place is not None for device in entry.devices) else READABLE_SINCE
 
 
@@ -178,8 +188,8 @@ class Columns(NamedTuple):
 def to_columns(entry: Entry) -> Columns:
     """The row of an entry; equal for equal entries."""
     claim = entry.claim
-    devices = _dump([_device_object(device) for device in entry.devices])
-    results = _dump([_result_object(result) for result in entry.results])
+    devices = _dump([held.device_object(device) for device in entry.devices])
+    results = _dump([held.result_object(result) for result in entry.results])
     cdi_ids = _dump(entry.cdi_ids)
     hardware = _dump(entry.hardware) if entry.hardware else "{}"
     texts = (
@@ -216,11 +226,15 @@ def from_columns(columns: Columns) -> Entry:
     )
 
 
-def held_devices(columns: Columns) -> frozenset[str]:
-    """What the row's entry holds, for a look at very many rows. Raises DamagedError."""
+def held_devices(columns: Columns) -> tuple[frozenset[str], frozenset[str]]:
+    """What the row's entry holds alone, and what in shares, for a look at very many rows. Raises DamagedError."""
     _require_intact(columns)
-    results = [typed.mapping(result) for result in typed.items(typed.load(columns.results))]
-    return frozenset(typed.string(result, "device") for result in results if result.get("adminAccess") is not True)
+    alone: set[str] = set()
+    shared: set[str] = set()
+    for result in map(typed.mapping, typed.items(typed.load(columns.results))):
+        if result.get("adminAccess") is not True:
+            (shared if "share" in result else alone).add(typed.string(result, "device"))
+    return frozenset(alone), frozenset(shared)
 
 
 def _require_intact(columns: Columns) -> None:
@@ -276,75 +290,12 @@ def _checksum(*texts: str) -> int:
 _dump = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _device_object(device: HeldDevice) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "name": device.name,
-        "address": device.address,
-        "uuid": device.uuid,
-        "nodes": device.nodes,
-    }
-    if device.caps:
-        document["caps"] = [{"path": cap.path, "major": cap.major, "minor": cap.minor} for cap in device.caps]
-    if device.place is not None:
-        document["place"] = [device.place.start, device.place.size]
-    return document
-
-
-def _result_object(result: Result) -> dict[str, Any]:
-    document: dict[str, Any] = {"request": result.request, "pool": result.pool, "device": result.device}
-    if result.share_id is not None:
-        document["shareID"] = result.share_id
-    if result.consumed_capacity:
-        document["consumedCapacity"] = dict(result.consumed_capacity)
-    if result.admin:
-        document["adminAccess"] = True
-    return document
-
-
-def _result(value: Any) -> Result:
-    document = typed.mapping(value)
-    return Result(
-        request=typed.string(document, "request"),
-        pool=typed.string(document, "pool"),
-        device=typed.string(document, "device"),
-        share_id=typed.string(document, "shareID") if "shareID" in document else None,
-        consumed_capacity={
-            name: typed.text(quantity) for name, quantity in typed.mapping(document.get("consumedCapacity", {})).items()
-        },
-        admin=document.get("adminAccess") is True,
-    )
-
-
-def _device(value: Any) -> HeldDevice:
-    document = typed.mapping(value)
-    return HeldDevice(
-        name=typed.string(document, "name"),
-        address=typed.string(document, "address"),
-        uuid=typed.string(document, "uuid"),
-        nodes=tuple(typed.text(node) for node in typed.items(document.get("nodes"))),
-        caps=tuple(_capability(cap) for cap in typed.items(document.get("caps", []))),
-        place=_place(document["place"]) if "place" in document else None,
-    )
-
-
-def _capability(value: Any) -> mig.CapabilityNode:
-    document = typed.mapping(value)
-    return mig.CapabilityNode(
-        path=typed.string(document, "path"),
-        major=typed.number(document.get("major")),
-        minor=typed.number(document.get("minor")),
-    )
-
-
-def _place(value: Any) -> mig.MigPlacement:
-    numbers = [typed.number(number) for number in typed.items(value)]
-    if len(numbers) != 2:
-        raise typed.DamagedError("a place has not a start and a size")
-    return mig.MigPlacement(start=numbers[0], size=numbers[1])
-
-
 def _partitions(hardware: Mapping[str, Any]) -> tuple[mig.Partition, ...]:
     return tuple(_partition(value) for value in typed.items(hardware.get(_MIG, [])))
+
+
+def _pods(hardware: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(typed.text(pod) for pod in typed.items(hardware.get(_PODS, [])))
 
 
 def _made_at(hardware: Mapping[str, Any]) -> float | None:
@@ -385,16 +336,23 @@ def _entry(
         claim=values.ClaimRef(uid=values.ClaimUid(uid), namespace=namespace, name=name),
         state=claim_state,
         boot_id=boot_id,
-        devices=tuple(_device(device) for device in typed.items(devices)),
-        results=tuple(_result(result) for result in typed.items(results)),
+        devices=tuple(held.device_of(device) for device in typed.items(devices)),
+        results=tuple(held.result_of(result) for result in typed.items(results)),
         cdi_ids=tuple(tuple(typed.text(cdi_id) for cdi_id in typed.items(ids)) for ids in typed.items(cdi_ids)),
         hardware=typed.mapping(hardware),
     )
     _partitions(entry.hardware)
     _made_at(entry.hardware)
-    known = {device.name for device in entry.devices}
+    _pods(entry.hardware)
+    known = {device.name: device for device in entry.devices}
     if len(entry.results) != len(entry.cdi_ids) or not all(entry.cdi_ids):
         raise typed.DamagedError("results and CDI ids do not belong together")
-    if not all(result.device in known for result in entry.results):
-        raise typed.DamagedError("a result names a device that is not among the devices")
+    for result in entry.results:
+        device = known.get(result.device)
+        if device is None:
+            raise typed.DamagedError("a result names a device that is not among the devices")
+        if not result.admin and (result.share is None) != (device.room is None):
+            raise typed.DamagedError("a result and its device do not agree whether it is a share")
+        if result.admin and result.share is not None:
+            raise typed.DamagedError("admin access has a share")
     return entry

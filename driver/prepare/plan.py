@@ -63,12 +63,15 @@ class NotThere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """The claim that the record gives a device to, and what it keeps of the device."""
+    """A claim that the record gives a device to, alone or in shares, and what it keeps of the device."""
 
-    claim: values.ClaimRef
-    boot_id: str
-    state: ledger.ClaimState
+    entry: ledger.Entry
     device: ledger.HeldDevice
+
+    @property
+    def claim(self) -> values.ClaimRef:
+        """Whose it is."""
+        return self.entry.claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +115,12 @@ def plan_prepare(
     allocation: claims.Allocation,
     *,
     devices: Mapping[str, Device | NotThere],
-    holders: Mapping[str, Holder],
+    holders: Sequence[Holder],
     dialect: cdi.Dialect,
     boot_id: str,
 ) -> PreparePlan | Rejection:
     """What to record for an allocation, or why not. `devices` has every device that the allocation names, `holders` who holds
-    any part of their GPUs, by device.
+    any part of their GPUs.
 
     Admin access neither takes a device nor is kept from it; it makes no instance, and changes no mode. A holder from another
     boot keeps nobody out: none of its containers lived through the reboot.
@@ -125,8 +128,8 @@ def plan_prepare(
     taken = frozenset(result.device for result in allocation.results if not result.admin)
     held: list[ledger.HeldDevice] = []
     for name in dict.fromkeys(result.device for result in allocation.results):
-        holder = holders.get(name)
-        known = holder.device if holder is not None and holder.boot_id == boot_id and name not in taken else None
+        here = (holder.device for holder in holders if holder.device.name == name and holder.entry.boot_id == boot_id)
+        known = None if name in taken else next(here, None)
         device = _held(name, devices[name], taken=name in taken, known=known)
         if isinstance(device, Rejection):
             return replace(device, message=f"{allocation.claim}: {device.message}")
@@ -140,15 +143,15 @@ def plan_prepare(
                 retryable=False,
             )
     displaced: list[tuple[str, str]] = []
-    for name, holder in holders.items():
+    for holder in holders:
         if holder.claim.uid == allocation.claim.uid:
             continue
         wanted = next((device for device in mine if ledger.overlap(device, holder.device)), None)
         if wanted is None:
             continue
-        if holder.boot_id == boot_id:
+        if holder.entry.boot_id == boot_id:
             return Rejection(message=f"{allocation.claim}: {held_message(wanted.name, holder)}", retryable=True)
-        displaced.append((name, str(holder.claim.uid)))
+        displaced.append((holder.device.name, str(holder.claim.uid)))
     work = _work([found for found in (devices[device.name] for device in mine) if not isinstance(found, NotThere)])
     entry = ledger.Entry(
         claim=allocation.claim,
@@ -215,7 +218,7 @@ def held_message(device: str, holder: Holder) -> str:
     """Who has a device, or a part of the same GPU that it needs, and what to do about it."""
     other = holder.device.name
     which = f"device {other} is" if other == device else f"device {device} overlaps device {other}, which is"
-    if holder.state is ledger.ClaimState.RELEASING:
+    if holder.entry.state is ledger.ClaimState.RELEASING:
         return f"{which} still being put back after {holder.claim}"
     return f"{which} held by {holder.claim} until kubelet unprepares it; if no pod uses that claim any more, delete it"
 

@@ -11,12 +11,12 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from driver import values
 from driver.errors import RecordError
-from driver.prepare import crashpoints, database, files, ledger, schema
+from driver.prepare import crashpoints, database, files, ledger, schema, shareuse
 from driver.prepare.crashpoints import Point
 
 MODE = 0o600
@@ -27,10 +27,18 @@ _PLACES = ", ".join("?" for _ in ledger.Columns._fields)
 _AFTER_PARTS = "."
 """Follows upon `-`."""
 
-_HOLDERS_ON = (
-    f"SELECT h.device, {', '.join(f'c.{column}' for column in ledger.Columns._fields)} "  # noqa: S608 - names of columns
-    "FROM holdings h JOIN claims c ON c.claim_uid = h.claim_uid WHERE h.device >= ? AND h.device < ?"
+_HOLDERS_ON = " UNION ALL ".join(
+    f"SELECT h.device, {', '.join(f'c.{column}' for column in ledger.Columns._fields)} "  # noqa: S608 - names of columns and tables
+    f"FROM {table} h JOIN claims c ON c.claim_uid = h.claim_uid WHERE h.device >= ?1 AND h.device < ?2"
+    for table in schema.HOLDERS
 )
+_TAKE = tuple(f"INSERT INTO {table} (device, claim_uid) VALUES (?, ?)" for table in schema.HOLDERS)  # noqa: S608
+_LET_GO = tuple(f"DELETE FROM {table} WHERE device = ? AND claim_uid = ?" for table in schema.HOLDERS)  # noqa: S608
+
+_MIGRATE_S = 30.0
+
+_Holding = tuple[str, str, str]
+"""The table, the device, and the UID of the claim."""
 
 
 class UnusableError(Exception):
@@ -55,7 +63,10 @@ def open_checked(path: Path, *, boot_id: str) -> database.Database:
     except database.DatabaseError as error:
         raise _refused(error) from error
     try:
-        opened.scan(lambda connection: _check(connection, path=path, boot_id=boot_id))
+        opened.scan(lambda connection: schema.check(connection, path=path))
+        if not opened.scan(schema.up_to_date):
+            opened.write(schema.migrate, timeout_s=_MIGRATE_S)
+        opened.scan(lambda connection: _check(connection, boot_id=boot_id))
     except database.DatabaseError as error:
         opened.close()
         raise _refused(error) from error
@@ -102,20 +113,26 @@ def adopt(connection: sqlite3.Connection, entries: Iterable[ledger.Entry]) -> tu
     adopted = []
     for entry in entries:
         known = connection.execute("SELECT 1 FROM claims WHERE claim_uid = ?", (entry.claim.uid,)).fetchone()
-        if known is None and not any(_taken(connection, device) for device in entry.devices_held()):
-            insert(connection, ledger.to_columns(entry), entry.holds)
+        if known is None and not any(_taken(connection, device, entry) for device in entry.devices_held()):
+            insert(connection, ledger.to_columns(entry), entry)
             schema.raise_reader(connection, ledger.readable_since(entry))
             adopted.append(entry)
     return tuple(adopted)
 
 
-def _taken(connection: sqlite3.Connection, wanted: ledger.HeldDevice) -> bool:
-    """Whether somebody has a device, or a part of its GPU that it needs."""
-    return any(
-        device.name == name and ledger.overlap(wanted, device)
-        for name, entry in holders_on(connection, values.gpu_of(wanted.name))
-        for device in entry.devices
-    )
+def _taken(connection: sqlite3.Connection, wanted: ledger.HeldDevice, by: ledger.Entry) -> bool:
+    """Whether somebody has a device, or a part of its GPU that it needs, so that an entry cannot have it: shares of one device
+    stand beside each other as long as there is room.
+    """
+    uses = list(ledger.uses_of(by, wanted.name))
+    for name, entry in holders_on(connection, values.gpu_of(wanted.name)):
+        for device in entry.devices:
+            if device.name != name or not ledger.overlap(wanted, device):
+                continue
+            if name != wanted.name or device.room is None or wanted.room is None:
+                return True
+            uses += ledger.uses_of(entry, name) if entry.boot_id == by.boot_id else ()
+    return wanted.room is not None and not shareuse.fits(wanted.room, uses)
 
 
 def holders_on(connection: sqlite3.Connection, gpu: str) -> list[tuple[str, ledger.Entry]]:
@@ -126,15 +143,22 @@ def holders_on(connection: sqlite3.Connection, gpu: str) -> list[tuple[str, ledg
     return [(row[0], ledger.from_columns(ledger.Columns(*row[1:]))) for row in rows]
 
 
-def insert(connection: sqlite3.Connection, columns: ledger.Columns, holds: Sequence[str]) -> None:
+def insert(connection: sqlite3.Connection, columns: ledger.Columns, entry: ledger.Entry) -> None:
     """Write a row and what it holds, in the transaction of the caller; fails where a device is held."""
     connection.execute(
         f"INSERT OR REPLACE INTO claims ({COLUMNS}) VALUES ({_PLACES})",  # noqa: S608 - names of columns, not input
         columns,
     )
-    connection.executemany(
-        "INSERT INTO holdings (device, claim_uid) VALUES (?, ?)", [(device, columns.claim_uid) for device in holds]
-    )
+    shared = entry.held_in_shares
+    for device in entry.holds:
+        connection.execute(_TAKE[device in shared], (device, columns.claim_uid))
+
+
+def let_go(connection: sqlite3.Connection, holdings: Iterable[tuple[str, str]]) -> None:
+    """Forget that claims hold devices, alone or in shares: (device, claim UID), in the transaction of the caller."""
+    pairs = tuple(holdings)
+    for statement in _LET_GO if pairs else ():
+        connection.executemany(statement, pairs)
 
 
 def read_entries(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:
@@ -169,18 +193,25 @@ def _refused(error: database.DatabaseError) -> UnusableError | RecordError:
     return RecordError(f"The record cannot be opened: {error}", retryable=True)
 
 
-def _check(connection: sqlite3.Connection, *, path: Path, boot_id: str) -> None:
-    schema.check(connection, path=path)
+def _check(connection: sqlite3.Connection, *, boot_id: str) -> None:
     if (fault := schema.integrity(connection)) is not None:
         raise ledger.DamagedError(fault)
-    said: set[tuple[str, str]] = set()
-    needed: set[tuple[str, str]] = set()
+    said: set[_Holding] = set()
+    needed: set[_Holding] = set()
     for columns in _read_columns(connection):
-        holds = {(device, columns.claim_uid) for device in ledger.held_devices(columns)}
+        holds = {
+            (table, device, columns.claim_uid)
+            for table, devices in zip(schema.HOLDERS, ledger.held_devices(columns), strict=True)
+            for device in devices
+        }
         said |= holds
         # Only a row of another boot may have lost a device to a later claim.
         needed |= holds if columns.boot_id == boot_id else set()
-    kept = set(connection.execute("SELECT device, claim_uid FROM holdings").fetchall())
+    kept = {
+        (table, device, uid)
+        for table in schema.HOLDERS
+        for device, uid in connection.execute(f"SELECT device, claim_uid FROM {table}")  # noqa: S608 - names of tables
+    }
     if odd := (kept - said) | (needed - kept):
-        device, uid = min(odd)
+        _, device, uid = min(odd)
         raise ledger.DamagedError(f"rows and holdings differ about device {device!r} and claim {uid!r}")

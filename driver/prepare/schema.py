@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the record, their version, and what makes a file not ours.
 
-Migrations only add tables and columns with defaults. `user_version` is the version that wrote the file, `min_reader` the
+Migrations only add tables, triggers and columns with defaults. `user_version` is the version that wrote the file, `min_reader` the
 oldest one that may use it: an older agent works on with a newer file while `min_reader` allows it, and otherwise keeps its
 hands off it; it rises with the first entry that needs it. `application_id` tells our file from any other SQLite file.
 """
@@ -17,6 +17,20 @@ from driver.prepare import ledger
 APPLICATION_ID = 0x4E464C44
 """`NFLD`."""
 
+HOLDERS = ("holdings", "sharings")
+"""The tables of who has a device alone, and who in shares."""
+
+_SHARINGS = """CREATE TABLE IF NOT EXISTS sharings (device TEXT NOT NULL, claim_uid TEXT NOT NULL,
+PRIMARY KEY (device, claim_uid)) WITHOUT ROWID"""
+
+_ALONE = """CREATE TRIGGER IF NOT EXISTS alone BEFORE INSERT ON holdings
+WHEN EXISTS (SELECT 1 FROM sharings WHERE device = NEW.device)
+BEGIN SELECT RAISE(ABORT, 'the device is given out in shares'); END"""
+
+_SHARED = """CREATE TRIGGER IF NOT EXISTS shared BEFORE INSERT ON sharings
+WHEN EXISTS (SELECT 1 FROM holdings WHERE device = NEW.device)
+BEGIN SELECT RAISE(ABORT, 'the device is held by one claim alone'); END"""
+
 TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TABLE claims (claim_uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
@@ -24,6 +38,11 @@ TABLES = (
     checksum INTEGER NOT NULL)""",
     # Who has a device. The key is what keeps two claims from one device, whatever the code above it believes.
     "CREATE TABLE holdings (device TEXT PRIMARY KEY, claim_uid TEXT NOT NULL) WITHOUT ROWID",
+    # Who has a share of a device.
+    _SHARINGS,
+    # A device is one claim's alone or shared, never both; this holds also for an older version that is still at work beside us.
+    _ALONE,
+    _SHARED,
     # Devices that stand in the slices, so that one that vanishes is remembered over a restart.
     "CREATE TABLE published (device TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
 )
@@ -42,6 +61,18 @@ def create(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO meta VALUES (?, ?)", (_MIN_READER, ledger.READABLE_SINCE))
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={ledger.VERSION}")
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Add what an older version has not made, in the transaction of the caller."""
+    for addition in (_SHARINGS, _ALONE, _SHARED):
+        connection.execute(addition)
+
+
+def up_to_date(connection: sqlite3.Connection) -> bool:
+    """Whether there is nothing to `migrate`."""
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    return {"sharings", "alone", "shared"} <= names
 
 
 def raise_reader(connection: sqlite3.Connection, since: int) -> None:

@@ -36,7 +36,7 @@ _COMMIT_POINTS = {
     ledger.ClaimState.COMPLETED: (Point.PREPARE_BEFORE_COMMIT, Point.PREPARE_AFTER_COMMIT),
     ledger.ClaimState.RELEASING: (Point.MIG_BEFORE_RELEASING, Point.MIG_AFTER_RELEASING),
 }
-_DELETE_HOLDING = "DELETE FROM holdings WHERE device = ? AND claim_uid = ?"
+_HELD = " UNION ".join(f"SELECT device FROM {table}" for table in schema.HOLDERS)  # noqa: S608 - names of tables
 
 
 class Summary(NamedTuple):
@@ -139,18 +139,15 @@ class Store:
 
         return self._read(work)
 
-    def holders(self, devices: Iterable[str]) -> dict[str, plan.Holder]:
-        """Who has any part of the GPUs that some devices are, or are parts of, by the device that is held."""
+    def holders(self, devices: Iterable[str]) -> tuple[plan.Holder, ...]:
+        """Who has any part of the GPUs that some devices are, or are parts of: one for each claim and device."""
 
-        def work(connection: sqlite3.Connection) -> dict[str, plan.Holder]:
-            found = {}
-            for gpu in {values.gpu_of(device) for device in devices}:
-                for name, entry in recordfile.holders_on(connection, gpu):
-                    device = next(device for device in entry.devices if device.name == name)
-                    found[name] = plan.Holder(
-                        claim=entry.claim, boot_id=entry.boot_id, state=entry.state, device=device
-                    )
-            return found
+        def work(connection: sqlite3.Connection) -> tuple[plan.Holder, ...]:
+            return tuple(
+                plan.Holder(entry=entry, device=next(device for device in entry.devices if device.name == name))
+                for gpu in sorted({values.gpu_of(device) for device in devices})
+                for name, entry in recordfile.holders_on(connection, gpu)
+            )
 
         return self._read(work)
 
@@ -163,7 +160,7 @@ class Store:
 
     def held_devices(self) -> frozenset[str]:
         """The devices that some claim has."""
-        return frozenset(self._read(lambda c: [device for (device,) in c.execute("SELECT device FROM holdings")]))
+        return frozenset(self._read(lambda c: [device for (device,) in c.execute(_HELD)]))
 
     def rows(self) -> tuple[ledger.Entry, ...]:
         """All entries, by claim UID."""
@@ -204,9 +201,8 @@ class Store:
         before, after = _COMMIT_POINTS[entry.state]
 
         def work(connection: sqlite3.Connection) -> None:
-            if freed:
-                connection.executemany(_DELETE_HOLDING, freed)
-            recordfile.insert(connection, planned.columns, entry.holds)
+            recordfile.let_go(connection, freed)
+            recordfile.insert(connection, planned.columns, entry)
             schema.raise_reader(connection, ledger.readable_since(entry))
             crashpoints.reach(before)
 
@@ -217,7 +213,7 @@ class Store:
 
         def work(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM claims WHERE claim_uid = ?", (entry.claim.uid,))
-            connection.executemany(_DELETE_HOLDING, [(device, entry.claim.uid) for device in entry.holds])
+            recordfile.let_go(connection, [(device, entry.claim.uid) for device in entry.holds])
             crashpoints.reach(Point.UNPREPARE_BEFORE_COMMIT)
 
         self._write(work, timeout_s=timeout_s, durable=lambda: crashpoints.reach(Point.UNPREPARE_AFTER_COMMIT))

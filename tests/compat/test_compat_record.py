@@ -170,7 +170,8 @@ def test_a_record_of_schema_2_loads_and_is_used_on(tmp_path: Path) -> None:
     assert opened.open() is None
     assert opened.rows() == ENTRIES_2
     assert opened.releasing() == (_LEFT.uid,)
-    assert set(opened.holders(["gpu-0000-1b-00-0"])) == {entry.devices[0].name for entry in ENTRIES_2}
+    holders = opened.holders(["gpu-0000-1b-00-0"])
+    assert {holder.device for holder in holders} == {entry.devices[0] for entry in ENTRIES_2}
     assert ENTRIES_2[1].partitions == (mig.Partition(gpu=_GPU, profile_id=9, start=4),)
     opened.remove(ENTRIES_2[0], timeout_s=5)
     again = plan.PreparePlan(entry=ENTRIES_2[0], columns=ledger.to_columns(ENTRIES_2[0]))

@@ -26,6 +26,7 @@ from driver.prepare import (
     executor,
     files,
     hands,
+    ledger,
     locks,
     nodespec,
     partitions,
@@ -170,6 +171,25 @@ def gpu(number: int, *, state: model.GpuState = model.GpuState.READY, reason: st
     return plan.GpuDevice(
         name=NAMES[number], address=ADDRESSES[number], state=state, reason=reason, uuid=f"GPU-{number}", minor=number
     )
+
+
+def holder(
+    claim: values.ClaimRef,
+    device: ledger.HeldDevice,
+    *,
+    boot_id: str = BOOT_ID,
+    state: ledger.ClaimState = ledger.ClaimState.COMPLETED,
+) -> plan.Holder:
+    """A claim that has a device alone."""
+    entry = ledger.Entry(
+        claim=claim,
+        state=state,
+        boot_id=boot_id,
+        devices=(device,),
+        results=(ledger.Result(request="gpu", pool=POOL, device=device.name),),
+        cdi_ids=((f"{DRIVER}/claim={claim.uid}-{device.name}",),),
+    )
+    return plan.Holder(entry=entry, device=device)
 
 
 @dataclass

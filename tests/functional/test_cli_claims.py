@@ -109,7 +109,7 @@ def test_a_record_that_is_being_written(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as agent:
         agent.execute("PRAGMA journal_mode=WAL")
         agent.execute("BEGIN IMMEDIATE")
-        recordfile.insert(agent, ledger.to_columns(ENTRIES[1]), ENTRIES[1].holds)
+        recordfile.insert(agent, ledger.to_columns(ENTRIES[1]), ENTRIES[1])
         during = nearfield("claims", "--state-dir", str(tmp_path))
         agent.execute("COMMIT")
         after = nearfield("claims", "--state-dir", str(tmp_path))

@@ -234,7 +234,7 @@ class Sequences(RuleBasedStateMachine):
         ]
         held = [
             device.place
-            for holder in self.agent.record.holders([NAMES[number]]).values()
+            for holder in self.agent.record.holders([NAMES[number]])
             for device in [holder.device]
             if device.place is not None
         ]

@@ -156,7 +156,7 @@ def test_what_a_newer_version_adds_is_ignored() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"readableSince": 3},
+        {"readableSince": ledger.VERSION + 1},
         {"readableSince": None},
         {"uid": 5},
         {"state": "asleep"},
@@ -177,6 +177,8 @@ def test_what_a_newer_version_adds_is_ignored() -> None:
         {"hardware": {"mig": [{"gpu": "0000:10:00.0", "profileID": 19}]}},
         {"hardware": {"madeAt": "noon"}},
         {"hardware": {"madeAt": True}},
+        {"hardware": {"pods": "one"}},
+        {"hardware": {"pods": [1]}},
         {"devices": [{**DEVICE, "place": [1]}]},
         {"devices": [{**DEVICE, "place": [1, 2, 3]}]},
         {"devices": [{**DEVICE, "place": ["1", 2]}]},

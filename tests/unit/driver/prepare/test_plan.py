@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from discovery import model
@@ -18,13 +20,13 @@ HELD = ledger.HeldDevice(name=GPU, address="0000:10:00.0", uuid="GPU-0", nodes=(
 
 def planned(
     *results: ledger.Result,
-    holders: dict[str, plan.Holder] | None = None,
+    holders: Sequence[plan.Holder] = (),
     devices: dict[str, plan.Device | plan.NotThere] | None = None,
 ) -> plan.PreparePlan | plan.Rejection:
     return plan.plan_prepare(
         claims.Allocation(claim=REF, results=results),
         devices=devices or DEVICES,
-        holders=holders or {},
+        holders=holders,
         dialect=DIALECT,
         boot_id=preparing.BOOT_ID,
     )
@@ -35,7 +37,7 @@ def wanted(device: str, *, request: str = "gpu", admin: bool = False, share_id: 
 
 
 def held(*, boot_id: str = preparing.BOOT_ID, state: ledger.ClaimState = ledger.ClaimState.COMPLETED) -> plan.Holder:
-    return plan.Holder(claim=OTHER, boot_id=boot_id, state=state, device=HELD)
+    return preparing.holder(OTHER, HELD, boot_id=boot_id, state=state)
 
 
 def test_the_entry_has_everything_that_the_answer_and_the_files_need() -> None:
@@ -100,7 +102,7 @@ def test_a_device_that_cannot_be_used_is_refused_with_the_reason(
 
 
 def test_a_held_device_is_refused_with_the_name_of_its_holder() -> None:
-    answer = planned(wanted(SECOND), wanted(GPU), holders={GPU: held()})
+    answer = planned(wanted(SECOND), wanted(GPU), holders=[held()])
     assert isinstance(answer, plan.Rejection)
     assert (answer.retryable, answer.look_again) == (True, False)
     for part in (str(REF), str(OTHER), GPU):
@@ -108,30 +110,30 @@ def test_a_held_device_is_refused_with_the_name_of_its_holder() -> None:
 
 
 def test_a_device_that_is_being_put_back_is_said_to_be_so() -> None:
-    answer = planned(wanted(GPU), holders={GPU: held(state=ledger.ClaimState.RELEASING)})
+    answer = planned(wanted(GPU), holders=[held(state=ledger.ClaimState.RELEASING)])
     assert isinstance(answer, plan.Rejection)
     assert f"is still being put back after {OTHER}" in answer.message
 
 
 def test_admin_access_neither_takes_a_device_nor_is_kept_from_it() -> None:
-    answer = planned(wanted(GPU, admin=True), holders={GPU: held()})
+    answer = planned(wanted(GPU, admin=True), holders=[held()])
     assert isinstance(answer, plan.PreparePlan)
     assert answer.entry.holds == ()
 
 
 def test_admin_access_beside_a_plain_request_does_not_free_the_device() -> None:
-    answer = planned(wanted(GPU, admin=True), wanted(GPU), holders={GPU: held()})
+    answer = planned(wanted(GPU, admin=True), wanted(GPU), holders=[held()])
     assert isinstance(answer, plan.Rejection)
 
 
 def test_what_the_claim_holds_itself_does_not_keep_it_out() -> None:
-    own = plan.Holder(claim=REF, boot_id="before", state=ledger.ClaimState.COMPLETED, device=HELD)
-    answer = planned(wanted(GPU), holders={GPU: own})
+    own = preparing.holder(REF, HELD, boot_id="before")
+    answer = planned(wanted(GPU), holders=[own])
     assert isinstance(answer, plan.PreparePlan)
     assert answer.displaced == ()
 
 
 def test_a_holder_from_before_a_reboot_gives_way() -> None:
-    answer = planned(wanted(GPU), wanted(SECOND), holders={GPU: held(boot_id="before")})
+    answer = planned(wanted(GPU), wanted(SECOND), holders=[held(boot_id="before")])
     assert isinstance(answer, plan.PreparePlan)
     assert answer.displaced == ((GPU, OTHER.uid),)

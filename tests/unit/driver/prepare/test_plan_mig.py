@@ -5,6 +5,7 @@ made again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,13 +39,13 @@ def wanted(device: str, *, admin: bool = False) -> ledger.Result:
 def planned(
     *devices: str | ledger.Result,
     known: dict[str, plan.Device | plan.NotThere] = DEVICES,
-    holders: dict[str, plan.Holder] | None = None,
+    holders: Sequence[plan.Holder] = (),
 ) -> plan.PreparePlan | plan.Rejection:
     results = tuple(wanted(device) if isinstance(device, str) else device for device in devices)
     return plan.plan_prepare(
         claims.Allocation(claim=REF, results=results),
         devices=known,
-        holders=holders or {},
+        holders=holders,
         dialect=DIALECT,
         boot_id=preparing.BOOT_ID,
     )
@@ -62,16 +63,14 @@ def refused(*devices: str | ledger.Result, **more: Any) -> plan.Rejection:
     return answer
 
 
-def held(name: str, *, boot_id: str = preparing.BOOT_ID, uuid: str = "MIG-1") -> dict[str, plan.Holder]:
+def held(name: str, *, boot_id: str = preparing.BOOT_ID, uuid: str = "MIG-1") -> list[plan.Holder]:
     device = DEVICES[name]
     gpu = device if isinstance(device, plan.GpuDevice) else device.gpu  # type: ignore[union-attr]
     place = None if isinstance(device, plan.GpuDevice) else device.place  # type: ignore[union-attr]
     kept = ledger.HeldDevice(
         name=name, address=str(gpu.address), uuid=uuid, nodes=("/dev/nvidia0",), caps=CAPS, place=place
     )
-    return {
-        name: plan.Holder(claim=OTHER, boot_id=boot_id, state=ledger.ClaimState.COMPLETED, device=kept),
-    }
+    return [preparing.holder(OTHER, kept, boot_id=boot_id)]
 
 
 def instance(

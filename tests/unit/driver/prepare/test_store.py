@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """store: the record. Aspects: rows and holders, cost, damage and rebuilding, newer versions, two instances, epochs,
-what was published, reading beside an agent.
+what was published, reading beside an agent, parts of GPUs, shares.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import sqlite3
 import stat
@@ -17,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from discovery import mig
 from driver.errors import RecordError
 from driver.prepare import cdi, claims, ledger, plan, recordfile, schema, store
+from driver.sharing import shares
 from tests.fakes import preparing
 
 DIALECT = cdi.Dialect(driver=preparing.DRIVER, mock=True)
@@ -33,7 +36,7 @@ def planned(number: int, *devices: int, admin: bool = False, boot_id: str = prep
         ),
     )
     made = plan.plan_prepare(
-        allocation, devices=preparing.FixedIndex().devices, holders={}, dialect=DIALECT, boot_id=boot_id
+        allocation, devices=preparing.FixedIndex().devices, holders=(), dialect=DIALECT, boot_id=boot_id
     )
     assert isinstance(made, plan.PreparePlan)
     return made
@@ -105,13 +108,8 @@ def test_what_is_put_is_got_and_what_is_removed_is_gone(records: Records) -> Non
     assert record.rows() == (first.entry, second.entry)
     assert record.count() == 2
     assert record.held_devices() == frozenset(preparing.NAMES[:3])
-    holder = plan.Holder(
-        claim=preparing.ref(1),
-        boot_id=preparing.BOOT_ID,
-        state=ledger.ClaimState.COMPLETED,
-        device=first.entry.devices[1],
-    )
-    assert record.holders(preparing.NAMES[1:2] + preparing.NAMES[5:]) == {preparing.NAMES[1]: holder}
+    holder = plan.Holder(entry=first.entry, device=first.entry.devices[1])
+    assert record.holders(preparing.NAMES[1:2] + preparing.NAMES[5:]) == (holder,)
     record.remove(first.entry, timeout_s=5)
     assert record.rows() == (second.entry,)
     assert record.held_devices() == frozenset(preparing.NAMES[2:3])
@@ -154,7 +152,7 @@ def test_a_displaced_holder_loses_that_device_only(records: Records) -> None:
         entry=new.entry, columns=new.columns, displaced=((preparing.NAMES[0], old.entry.claim.uid),)
     )
     record.put(displacing, previous=None, timeout_s=5)
-    assert {name: holder.claim for name, holder in record.holders(preparing.NAMES).items()} == {
+    assert {holder.device.name: holder.claim for holder in record.holders(preparing.NAMES)} == {
         preparing.NAMES[0]: preparing.ref(2),
         preparing.NAMES[1]: preparing.ref(1),
     }
@@ -179,8 +177,8 @@ def test_the_version_changes_with_every_change_by_anybody(records: Records) -> N
 def test_nothing_on_the_path_of_a_claim_reads_all_rows(records: Records) -> None:
     records.filled()
     with closing(sqlite3.connect(records.path)) as connection:
-        for statement in (store._SELECT_ONE, recordfile._HOLDERS_ON, store._DELETE_HOLDING):
-            values = ("x", "y")[: statement.count("?")]
+        for statement in (store._SELECT_ONE, recordfile._HOLDERS_ON, *recordfile._LET_GO):
+            values = ("x", "y")[: len(set(re.findall(r"\?1|\?2", statement)) or statement.count("?") * "?")]
             steps = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
             assert not [step for step in steps if "SCAN" in step[-1]], steps
 
@@ -497,7 +495,7 @@ def parted(number: int, gpu: int, profile: int, start: int, *, state: ledger.Cla
             results=(ledger.Result(request="gpu", pool=preparing.POOL, device=name),),
         ),
         devices=index.devices,
-        holders={},
+        holders=(),
         dialect=DIALECT,
         boot_id=preparing.BOOT_ID,
     )
@@ -513,11 +511,10 @@ def test_holders_of_a_gpu_are_those_of_its_parts_and_of_no_other_gpu(records: Re
     record.put(planned(7, 2), previous=None, timeout_s=5)
     parts = {preparing.part_name(0, 19, 0), preparing.part_name(0, 9, 4)}
     for asked in ([preparing.NAMES[0]], [preparing.part_name(0, 14, 2)], [*parts, preparing.NAMES[0]]):
-        assert set(record.holders(asked)) == parts
-    found = record.holders(preparing.NAMES)
-    assert set(found) == {*parts, preparing.part_name(1, 19, 0), preparing.NAMES[2]}
-    assert all(holder.device.name == name for name, holder in found.items())
-    assert record.holders([preparing.NAMES[3], "gpu-9", ""]) == {}
+        assert {holder.device.name for holder in record.holders(asked)} == parts
+    found = [holder.device.name for holder in record.holders(preparing.NAMES)]
+    assert sorted(found) == sorted({*parts, preparing.part_name(1, 19, 0), preparing.NAMES[2]})
+    assert record.holders([preparing.NAMES[3], "gpu-9", ""]) == ()
 
 
 def test_what_is_to_be_put_back_is_known(records: Records) -> None:
@@ -555,3 +552,156 @@ def test_a_record_with_parts_is_closed_to_versions_that_know_none(records: Recor
     assert versions() == (1, 1)
     record.put(parted(2, 1, 19, 0, state=ledger.ClaimState.STARTED), previous=None, timeout_s=5)
     assert versions() == (ledger.PARTITIONS_SINCE, ledger.PARTITIONS_SINCE)
+
+
+ROOM = ledger.Room(memory=100, compute=100, sharers=3)
+SHARED = preparing.NAMES[0]
+
+
+def sharing(
+    number: int,
+    *amounts: tuple[int, int],
+    device: str = SHARED,
+    boot_id: str = preparing.BOOT_ID,
+    place: mig.MigPlacement | None = None,
+) -> plan.PreparePlan:
+    """A claim with shares of a device, each of so much memory and compute."""
+    claim = preparing.ref(number)
+    held = ledger.HeldDevice(
+        name=device, address="0000:10:00.0", uuid="GPU-0", nodes=("/dev/nvidia0",), place=place, room=ROOM
+    )
+    levels = shares.Enforcement(memory=shares.Memory.NONE, compute=shares.Compute.NONE)
+    entry = ledger.Entry(
+        claim=claim,
+        state=ledger.ClaimState.COMPLETED,
+        boot_id=boot_id,
+        devices=(held,),
+        results=tuple(
+            ledger.Result(
+                request="gpu",
+                pool=preparing.POOL,
+                device=device,
+                share_id=f"s{number}-{position}",
+                share=ledger.ShareUse(memory=memory, compute=compute, enforcement=levels),
+            )
+            for position, (memory, compute) in enumerate(amounts)
+        ),
+        cdi_ids=tuple((DIALECT.device_id(claim.uid, device, f"s{number}-{n}"),) for n, _ in enumerate(amounts)),
+    )
+    return plan.PreparePlan(entry=entry, columns=ledger.to_columns(entry))
+
+
+def test_a_device_has_many_claims_in_shares_and_each_goes_alone(records: Records) -> None:
+    record = records.opened()
+    first, second = sharing(1, (10, 10), (20, 20)), sharing(2, (30, 30))
+    for made in (first, second):
+        record.put(made, previous=None, timeout_s=5)
+    assert [holder.entry for holder in record.holders([SHARED])] == [first.entry, second.entry]
+    assert record.held_devices() == {SHARED}
+    record.put(first, previous=first.entry, timeout_s=5)
+    record.remove(first.entry, timeout_s=5)
+    assert [holder.entry for holder in record.holders([SHARED])] == [second.entry]
+    assert record.held_devices() == {SHARED}
+    records.close()
+    assert records.opened().rows() == (second.entry,)
+    assert records.reports.rebuilt == []
+
+
+def test_a_device_is_one_claims_alone_or_shared_whatever_is_asked(records: Records) -> None:
+    record = records.opened()
+    record.put(sharing(1, (10, 10)), previous=None, timeout_s=5)
+    with pytest.raises(RecordError, match="given out in shares"):
+        record.put(planned(2, 1, 0), previous=None, timeout_s=5)
+    record.put(planned(3, 1), previous=None, timeout_s=5)
+    with pytest.raises(RecordError, match="held by one claim alone"):
+        record.put(sharing(4, (10, 10), device=preparing.NAMES[1]), previous=None, timeout_s=5)
+    assert uids(record) == {preparing.ref(1).uid, preparing.ref(3).uid}
+    # An older version that is still at work knows the one table only.
+    with closing(sqlite3.connect(records.path)) as older, pytest.raises(sqlite3.IntegrityError, match="in shares"):
+        older.execute("INSERT INTO holdings VALUES (?, 'a')", (SHARED,))
+
+
+def test_a_claim_that_is_prepared_again_may_have_alone_what_it_shared(records: Records) -> None:
+    record = records.opened()
+    old, other = sharing(1, (10, 10), boot_id="before"), sharing(2, (10, 10), boot_id="before")
+    record.put(old, previous=None, timeout_s=5)
+    record.put(other, previous=None, timeout_s=5)
+    new = planned(1, 0)
+    displacing = plan.PreparePlan(entry=new.entry, columns=new.columns, displaced=((SHARED, other.entry.claim.uid),))
+    record.put(displacing, previous=old.entry, timeout_s=5)
+    assert [holder.claim for holder in record.holders([SHARED])] == [preparing.ref(1)]
+    records.close()
+    assert records.opened().count() == 2
+    assert records.reports.rebuilt == []
+
+
+def test_a_record_with_shares_is_closed_to_versions_that_know_none(records: Records) -> None:
+    record = records.opened()
+    with closing(sqlite3.connect(records.path)) as connection:
+        connection.execute("PRAGMA user_version=1")
+        record.put(sharing(1, (10, 10)), previous=None, timeout_s=5)
+        assert connection.execute("SELECT value FROM meta WHERE key = 'min_reader'").fetchone() == (
+            ledger.SHARES_SINCE,
+        )
+        assert connection.execute("PRAGMA user_version").fetchone() == (ledger.SHARES_SINCE,)
+
+
+def test_a_record_of_before_there_were_shares_gets_what_they_need(records: Records) -> None:
+    records.filled()
+    with closing(sqlite3.connect(records.path)) as connection:
+        for thing in ("TRIGGER alone", "TRIGGER shared", "TABLE sharings"):
+            connection.execute(f"DROP {thing}")
+    record = records.opened()
+    record.put(sharing(8, (10, 10), device=preparing.NAMES[7]), previous=None, timeout_s=5)
+    with pytest.raises(RecordError, match="given out in shares"):
+        record.put(planned(9, 7), previous=None, timeout_s=5)
+    assert records.reports.rebuilt == []
+
+
+def test_a_lost_record_has_several_claims_of_a_device_again_and_no_more_than_there_is(records: Records) -> None:
+    fitting = [sharing(1, (50, 20)), sharing(2, (50, 20))]
+    too_much = [sharing(3, (1, 0)), planned(4, 0), sharing(5, (60, 0), device=preparing.NAMES[1])]
+    beside = [sharing(6, (41, 0), device=preparing.NAMES[1]), sharing(7, (40, 0), device=preparing.NAMES[1])]
+    records.salvaged = [made.entry for made in (*fitting, *too_much, *beside)]
+    record = records.opened()
+    assert uids(record) == {preparing.ref(number).uid for number in (1, 2, 5, 7)}
+    assert not record.adopt(sharing(8, (0, 61)).entry)
+    assert record.adopt(sharing(8, (0, 60)).entry)
+    assert not record.adopt(sharing(9, (0, 0)).entry)
+
+
+def test_shares_of_a_part_leave_no_room_for_what_overlaps_it(records: Records) -> None:
+    part = preparing.part_name(0, 9, 4)
+    records.salvaged = [
+        sharing(1, (50, 20), device=part, place=mig.MigPlacement(start=4, size=4)).entry,
+        sharing(2, (50, 20), device=part, place=mig.MigPlacement(start=4, size=4)).entry,
+        sharing(3, (1, 1)).entry,
+        planned(4, 0).entry,
+        parted(5, 0, 14, 4, state=ledger.ClaimState.COMPLETED).entry,
+        parted(6, 0, 14, 2, state=ledger.ClaimState.COMPLETED).entry,
+    ]
+    assert uids(records.opened()) == {preparing.ref(number).uid for number in (1, 2, 6)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM sharings",
+        "UPDATE sharings SET claim_uid = 'somebody'",
+        "INSERT INTO sharings VALUES ('gpu-0000-77-00-0', 'somebody')",
+        "DROP TABLE sharings",
+    ],
+)
+def test_damage_among_shares_is_found(records: Records, damage: str) -> None:
+    record = records.opened()
+    made = sharing(1, (10, 10))
+    record.put(made, previous=None, timeout_s=5)
+    records.close()
+    records.salvaged = [made.entry]
+    with closing(sqlite3.connect(records.path)) as connection:
+        connection.execute("DROP TRIGGER alone")
+        connection.execute("DROP TRIGGER shared")
+        connection.execute(damage)
+        connection.commit()
+    assert records.opened().rows() == (made.entry,)
+    assert len(records.reports.rebuilt) == 1
