@@ -141,28 +141,26 @@ class KubeClient:
         The server ends it after `timeout_s`; a server that says nothing for `silence_s` is taken for gone. Iterating
         raises ApiError, GONE when the resource version is too old. `close()` ends it from any thread.
         """
-        what = f"the ResourceSlices of node {node_name}"
-        query = urllib.parse.urlencode(
-            {
-                "watch": "1",
-                "allowWatchBookmarks": "true",
-                "resourceVersion": resource_version,
-                "timeoutSeconds": str(max(1, int(timeout_s))),
-            }
+        return self._watch(
+            f"{_SLICES}?{_of_node(node_name)}",
+            f"the ResourceSlices of node {node_name}",
+            {"resourceVersion": resource_version},
+            timeout_s=timeout_s,
+            silence_s=silence_s,
         )
-        path = f"{_SLICES}?{_of_node(node_name)}&{query}"
 
-        def begin(session: credentials.Session, _left_s: float) -> watching.Watch:
-            return watching.begin(
-                session.connections,
-                path,
-                session.headers,
-                silence_s=silence_s,
-                registry=self._watches,
-                fail=lambda cause: self._failed("WATCH", what, cause),
-            )
-
-        return self._call("WATCH", what, begin, timeout_s=silence_s)
+    def watch_claim(
+        self, namespace: str, name: str, *, timeout_s: float, silence_s: float = watching.SILENCE_S
+    ) -> watching.Watch:
+        """One ResourceClaim as it is now, if there is one, as ADDED, and every change of it from then on; else as `watch_slices`."""
+        selector = urllib.parse.urlencode({"fieldSelector": f"metadata.name={name}"})
+        return self._watch(
+            f"{_RESOURCE}/namespaces/{_quote(namespace)}/resourceclaims?{selector}",
+            f"ResourceClaim {namespace}/{name}",
+            {},
+            timeout_s=timeout_s,
+            silence_s=silence_s,
+        )
 
     def create_slice(self, body: Mapping[str, Any], *, dry_run: bool = False, timeout_s: float) -> Json:
         """Create a ResourceSlice; what the server stored, or with `dry_run` would have stored."""
@@ -220,6 +218,25 @@ class KubeClient:
             body=patch,
             timeout_s=timeout_s,
         )
+
+    def _watch(
+        self, path: str, what: str, query: Mapping[str, str], *, timeout_s: float, silence_s: float
+    ) -> watching.Watch:
+        spelt = urllib.parse.urlencode(
+            {"watch": "1", "allowWatchBookmarks": "true", **query, "timeoutSeconds": str(max(1, int(timeout_s)))}
+        )
+
+        def begin(session: credentials.Session, _left_s: float) -> watching.Watch:
+            return watching.begin(
+                session.connections,
+                f"{path}&{spelt}",
+                session.headers,
+                silence_s=silence_s,
+                registry=self._watches,
+                fail=lambda cause: self._failed("WATCH", what, cause),
+            )
+
+        return self._call("WATCH", what, begin, timeout_s=silence_s)
 
     def _object(
         self,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events on the objects where a person would look: the claim that could not be prepared, the Node that is not published.
 
-Telling people must never cost the work: `claim` and `node` only put into a bounded queue, one thread writes, and what
+Telling people must never cost the work: `claim`, `pod` and `node` only put into a bounded queue, one thread writes, and what
 cannot be written is counted and forgotten. The same thing said again within ten minutes raises the count of its Event.
 """
 
@@ -137,6 +137,21 @@ class EventRecorder:
                 namespace=claim.namespace,
                 name=claim.name,
                 uid=claim.uid,
+                reason=reason,
+                message=_cut(message),
+                warning=warning,
+            )
+        )
+
+    def pod(self, namespace: str, name: str, uid: str, *, reason: str, message: str, warning: bool = True) -> None:
+        """Say something about a Pod."""
+        self._put(
+            _About(
+                kind="Pod",
+                api_version="v1",
+                namespace=namespace,
+                name=name,
+                uid=uid,
                 reason=reason,
                 message=_cut(message),
                 warning=warning,

@@ -501,6 +501,22 @@ def test_a_watch_tells_changes_and_ends_when_the_server_says_so(
     assert {kind for kind, _ in events} <= {"BOOKMARK"}
 
 
+def test_a_watch_of_a_claim_begins_with_what_is_there_and_tells_of_no_other(
+    server: apiserver.ApiServer, kube: client.KubeClient
+) -> None:
+    there = server.seed("resourceclaims", claim("c"))
+    server.seed("resourceclaims", claim("d"))
+    events = kube.watch_claim("ml", "c", timeout_s=1)
+    assert next(events) == ("ADDED", there)
+    server.edit("resourceclaims", "ml/d", lambda body: body.update(status={"x": 1}))
+    server.edit("resourceclaims", "ml/c", lambda body: body.update(status={"reservedFor": []}))
+    kind, changed = next(events)
+    assert (kind, changed["status"]) == ("MODIFIED", {"reservedFor": []})
+    server.remove("resourceclaims", "ml/c")
+    assert next(events)[0] == "DELETED"
+    assert {kind for kind, _ in events} <= {"BOOKMARK"}
+
+
 def test_a_watch_from_a_compacted_version_is_gone(server: apiserver.ApiServer, kube: client.KubeClient) -> None:
     version, _ = kube.list_slices(node_name="n1", timeout_s=T)
     server.compact("resourceslices")

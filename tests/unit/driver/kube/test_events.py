@@ -117,6 +117,21 @@ def test_an_event_on_the_node_lives_in_the_default_namespace(recording: Recordin
     assert body["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
 
 
+def test_an_event_on_a_pod_lies_beside_it(recording: Recording) -> None:
+    recording.recorder.pod("ml", "train-0", "uid-2", reason="ShareJoined", message="together")
+    recording.finish()
+    ((namespace, body),) = recording.api.created
+    assert namespace == body["metadata"]["namespace"] == "ml"
+    assert body["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "ml",
+        "name": "train-0",
+        "uid": "uid-2",
+    }
+    assert (body["reason"], body["message"], body["type"]) == ("ShareJoined", "together", "Warning")
+
+
 def test_the_same_again_is_counted_up_and_not_at_full_speed(recording: Recording) -> None:
     for seconds in (0, 1, 1, 30, 1):
         recording.now += dt.timedelta(seconds=seconds)
