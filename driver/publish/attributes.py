@@ -81,6 +81,9 @@ COMPUTE = "compute"
 MULTIPROCESSORS = "multiprocessors"
 """Capacities: bytes, percent of the multiprocessors of the whole GPU, and their number."""
 
+SHARES = "shares"
+"""Capacity of a device that is given out in shares: how many claims may have one."""
+
 COPY_ENGINES = "copyEngines"
 DECODERS = "decoders"
 ENCODERS = "encoders"

@@ -10,21 +10,17 @@ an architecture newer than our NVML binding is no reason to keep a GPU from ever
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from discovery import mig, model
 from discovery.address import PciAddress
-from driver import values
-from driver.publish import attributes, counters, ordering, partitions, syntax
-from driver.sharing import rules
+from driver import quantity, values
+from driver.publish import attributes, counters, keys, ordering, partitions, portions, syntax
+from driver.sharing import measures, rules
+from driver.sharing.shares import Enforcement, Shares, Terms
 
-MAX_NUMA_NODE = 1023
-"""Above this the kernel has none (MAX_NUMNODES), and the standard attribute allows none."""
-
-_MAX_STANDARD_DOMAIN = 0xFFFF
 _VERSION = re.compile(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?(.*)", re.ASCII | re.DOTALL)
-_NIL_UUID = re.compile(r"[0-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,8 @@ class Device:
     """One device as it is offered. `absent`: it was offered before and cannot be used now; nobody new may get it.
     `nic_is_rdma`: the name of its NIC is that of an RDMA device, and not of an interface. `consumes`: what it takes of what
     it shares with other devices of its GPU. `uncounted`: it may also be offered where the server keeps no counters.
-    `mode`: the policy under which it is offered, for the record.
+    `terms`: in which shares it is given out, None where one claim has all of it; `capacity` then has the values of the terms.
+    `mode`, `shares`, `enforcement`: the policy under which it is offered, for the record; the last two are there together.
     """
 
     name: str
@@ -55,6 +52,9 @@ class Device:
     consumes: counters.Consumption | None = None
     uncounted: bool = False
     mode: rules.Mode = rules.Mode.EXCLUSIVE
+    shares: Shares | None = None
+    enforcement: Enforcement | None = None
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,14 @@ Policies = Mapping[PciAddress, rules.Policy]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """The devices in the order in which they are offered, and what was odd about making them. `full`: counter sets of which
-    somebody takes a part, without what is taken.
+    somebody takes a part, without what is taken. `unshared`: the devices that are offered instead where the server keeps no shares;
+    None where nothing is shared.
     """
 
     devices: tuple[Device, ...]
     findings: tuple[model.Finding, ...] = ()
     full: Mapping[str, counters.Counters] = field(default_factory=dict)
+    unshared: tuple[Device, ...] | None = None
 
 
 def build_devices(
@@ -101,14 +103,15 @@ def build_offer(
     ours: Collection[str] = (),
     counters: bool = True,
 ) -> Offer:
-    """All that can be offered of the GPUs: first the whole ones, of these first those whose use breaks the least (`ordering`);
-    then the parts, GPU by GPU in reverse order, so that wholes and parts fill the node from opposite ends.
+    """All that can be offered of the GPUs. What one claim has alone comes first: the whole GPUs, of these first those whose use
+    breaks the least (`ordering`); then the parts, GPU by GPU in reverse order, so that wholes and parts fill the node from
+    opposite ends. Then what is given out in shares, so that nobody who wants a device alone takes one that is shared while there
+    is another: parts before whole GPUs, as a share that fits into a part should break no GPU, each device filled before the next.
 
     `ours`: the names of the parts that the agent has made, or is about to make or to remove. `counters`: whether the server
     keeps them.
     """
-    wholes: list[Device] = []
-    parts: list[list[Device]] = []
+    listing, alone = _Listing(), _Listing()
     findings: list[model.Finding] = []
     full: dict[str, Mapping[str, int]] = {}
     for gpu in ordering.order(snapshot.gpus):
@@ -116,17 +119,44 @@ def build_offer(
             continue
         how = (policies or {}).get(gpu.address, rules.EXCLUSIVE)
         division = partitions.divide(gpu, how, ours=ours)
-        made = _Making(snapshot, gpu, options, how.mode)
+        made = _Making(snapshot, gpu, options, how)
         if division.full is not None:
             full[values.gpu_device_name(gpu.address)] = division.full
         findings += division.findings
-        if division.whole and (device := made.whole(division)) is not None:
-            wholes.append(device)
-        if division.parts:
-            parts.append(made.parts(division))
+        whole = made.whole(division) if division.whole else None
+        parts = made.parts(division) if division.parts else []
+        listing.add(made.shared_whole(whole), made.shared_parts(division, parts))
+        if how.shares is None or how.fallback is rules.Fallback.WHOLE:
+            alone.add(whole, parts)
         findings += dict.fromkeys(made.findings)
-    offered = (*wholes, *(device for of_gpu in reversed(parts) for device in of_gpu))
-    return Offer(devices=offered if counters else without_counters(offered), findings=tuple(findings), full=full)
+    kept: Callable[[Iterable[Device]], tuple[Device, ...]] = tuple if counters else without_counters
+    offered = listing.devices
+    return Offer(
+        devices=kept(offered),
+        findings=tuple(findings),
+        full=full,
+        unshared=kept(alone.devices) if any(device.terms is not None for device in offered) else None,
+    )
+
+
+class _Listing:
+    """Devices in the order in which they are offered."""
+
+    def __init__(self) -> None:
+        self._wholes: list[Device] = []
+        self._parts: list[Sequence[Device]] = []
+
+    def add(self, whole: Device | None, parts: Sequence[Device]) -> None:
+        """What is offered of the next GPU."""
+        self._wholes += [whole] if whole is not None else []
+        self._parts.append(parts)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All of them."""
+        parts = [device for of_gpu in reversed(self._parts) for device in of_gpu]
+        alone = [device for device in (*self._wholes, *parts) if device.terms is None]
+        return (*alone, *(device for device in (*parts, *self._wholes) if device.terms is not None))
 
 
 def semver(text: str) -> Version | None:
@@ -175,12 +205,14 @@ def _finding(code: str, severity: model.Severity, gpu: model.Gpu, message: str) 
 class _Making:
     """One GPU on its way to a device."""
 
-    def __init__(self, snapshot: model.Snapshot, gpu: model.Gpu, options: PublishOptions, mode: rules.Mode) -> None:
+    def __init__(self, snapshot: model.Snapshot, gpu: model.Gpu, options: PublishOptions, how: rules.Policy) -> None:
         self.findings: list[model.Finding] = []
         self._snapshot = snapshot
         self._gpu = gpu
         self._options = options
-        self._mode = mode
+        self._how = how
+        # A GPU whose shares a server does not keep is offered as one without a rule.
+        self._mode = rules.Mode.EXCLUSIVE if how.mode is rules.Mode.SHARES else how.mode
 
     def whole(self, division: partitions.Division) -> Device | None:
         """The whole GPU, None when a description that must be there is not known."""
@@ -193,7 +225,7 @@ class _Making:
         return Device(
             name=values.gpu_device_name(self._gpu.address),
             address=self._gpu.address,
-            attributes=self._settled({**found, **dict(self._keys()), **dict(self._keys_of_wholes())}),
+            attributes=self._settled({**found, **self._keys(), **dict(keys.of_whole(self._gpu))}),
             capacity=capacity,
             nic_is_rdma=self._nic_is_rdma(),
             consumes=division.consumes,
@@ -206,7 +238,7 @@ class _Making:
         found = self._described((attributes.TYPE, attributes.TYPE_MIG), *self._enforced(attributes.ENFORCED_MIG))
         if found is None or not self._gpu.multiprocessors:
             return []
-        found |= {**dict(self._keys()), attributes.PARENT_UUID: found[attributes.UUID], attributes.UUID: None}
+        found |= {**self._keys(), attributes.PARENT_UUID: found[attributes.UUID], attributes.UUID: None}
         common, is_rdma = self._settled(found), self._nic_is_rdma()
         return [
             Device(
@@ -220,6 +252,42 @@ class _Making:
             )
             for part in division.parts
         ]
+
+    def shared_whole(self, device: Device | None) -> Device | None:
+        """The whole GPU in shares, where its policy wants that."""
+        return device and self._shared(device, measures.whole(self._gpu, self._how))
+
+    def shared_parts(self, division: partitions.Division, parts: Sequence[Device]) -> list[Device]:
+        """The MIG instances in shares, where the policy wants that."""
+        return [
+            self._shared(device, measures.part(self._gpu, part.profile, self._how))
+            for device, part in zip(parts, division.parts, strict=False)
+        ]
+
+    def _shared(self, device: Device, terms: Terms | None) -> Device:
+        how = self._how
+        if how.shares is None or how.enforcement is None:
+            return device
+        device = replace(device, mode=how.mode, shares=how.shares, enforcement=how.enforcement)
+        if terms is None:
+            self.findings.append(
+                _finding(
+                    "share-too-large",
+                    model.Severity.WARNING,
+                    self._gpu,
+                    f"{device.name} is offered to one claim at a time: two steps of its shares are more than the"
+                    f" {quantity.format_bytes(device.capacity[attributes.MEMORY])} and"
+                    f" {device.capacity[attributes.COMPUTE]} percent that it has; give it a smaller memoryStep or computeStep",
+                )
+            )
+            return device
+        enforced = {
+            attributes.MEMORY_ENFORCEMENT: how.enforcement.memory.value,
+            attributes.COMPUTE_ENFORCEMENT: how.enforcement.compute.value,
+        }
+        return replace(
+            device, attributes={**device.attributes, **enforced}, capacity=portions.amounts(terms), terms=terms
+        )
 
     def _enforced(self, by: str) -> tuple[tuple[str, str], ...]:
         return (attributes.MEMORY_ENFORCEMENT, by), (attributes.COMPUTE_ENFORCEMENT, by)
@@ -268,36 +336,9 @@ class _Making:
             return self._gpu.nic.distance.value
         return attributes.UNKNOWN if self._snapshot.nics else attributes.DISTANCE_NONE
 
-    def _keys(self) -> Iterator[tuple[str, AttributeValue | None]]:
-        pci, nic = self._gpu.pci, self._gpu.nic
-        # The standard names exist for addresses with a domain of four digits only; a GPU behind VMD or Hyper-V has none.
-        standard = pci.address.domain <= _MAX_STANDARD_DOMAIN
-        yield attributes.PCI_BUS_ID, str(pci.address) if standard else None
-        yield attributes.PCIE_ROOT, pci.pcie_root if standard else None
-        yield attributes.NUMA_NODE, self._numa_node()
-        yield attributes.CPU_SOCKET, pci.cpu_socket
-        yield attributes.PCIE_SWITCH, _spelled(pci.switch)
-        if self._options.pcie_switches and pci.switches:
-            yield attributes.PCIE_SWITCHES, tuple(str(switch) for switch in pci.switches)
-        if nic is not None:
-            yield attributes.NIC, nic.name or None
-            yield attributes.NIC_PCI_BUS_ID, str(nic.address)
-
-    def _keys_of_wholes(self) -> Iterator[tuple[str, AttributeValue | None]]:
-        """What a MIG instance has no part in: NVLink and peer access end where a GPU is divided, and who aligns GPUs wants wholes."""
-        gpu, groups = self._gpu, self._gpu.groups
-        yield attributes.NVLINK_DOMAIN, _spelled(groups.nvlink_domain)
-        yield attributes.NVLINK_CLIQUE, _spelled(groups.nvlink_clique)
-        yield attributes.FABRIC_CLIQUE, _fabric_clique(gpu.fabric)
-        yield attributes.ALIGNED_PAIR, _spelled(groups.aligned_pair)
-        yield attributes.ALIGNED_QUAD, _spelled(groups.aligned_quad)
-        yield attributes.RAIL, gpu.nic.rail if gpu.nic is not None else None
-
-    def _numa_node(self) -> int | tuple[int, ...] | None:
-        node = self._gpu.pci.numa_node
-        if node is None or not 0 <= node <= MAX_NUMA_NODE:
-            return None
-        return _near_nodes(self._snapshot, node) if self._options.numa_list else node
+    def _keys(self) -> dict[str, AttributeValue | None]:
+        how = self._options
+        return dict(keys.of_place(self._snapshot, self._gpu, numa_list=how.numa_list, pcie_switches=how.pcie_switches))
 
     def _fitting(self, name: str, value: AttributeValue) -> AttributeValue:
         if not isinstance(value, str) or (short := cut(value)) == value:
@@ -317,7 +358,7 @@ def _capacity(profile: mig.MigProfile, multiprocessors: int) -> dict[str, int]:
     """Of an instance, on a GPU with so many multiprocessors."""
     return {
         attributes.MEMORY: profile.memory_bytes,
-        attributes.COMPUTE: attributes.COMPUTE_WHOLE * profile.multiprocessors // multiprocessors,
+        attributes.COMPUTE: measures.percent(profile, multiprocessors),
         attributes.MULTIPROCESSORS: profile.multiprocessors,
         attributes.COPY_ENGINES: profile.copy_engines,
         attributes.DECODERS: profile.decoders,
@@ -327,44 +368,5 @@ def _capacity(profile: mig.MigProfile, multiprocessors: int) -> dict[str, int]:
     }
 
 
-def _spelled(address: PciAddress | None) -> str | None:
-    return str(address) if address is not None else None
-
-
 def _version_of(numbers: tuple[int, int] | None) -> Version | None:
     return Version(f"{numbers[0]}.{numbers[1]}.0") if numbers is not None else None
-
-
-def _fabric_clique(fabric: model.Fabric | None) -> str | None:
-    """As NVIDIA's driver spells it. An all-zero UUID is what hardware without a fabric reports."""
-    if fabric is None or fabric.state != "completed" or not fabric.cluster_uuid or fabric.clique_id is None:
-        return None
-    if _NIL_UUID.fullmatch(fabric.cluster_uuid):
-        return None
-    return f"{fabric.cluster_uuid}.{fabric.clique_id}"
-
-
-def _near_nodes(snapshot: model.Snapshot, node: int) -> tuple[int, ...]:
-    """The list form of numaNode: the node itself, then all others at the least distance from it whose socket is not known
-    to be another (dynamic-resource-allocation, deviceattribute/numa_linux.go).
-    """
-    nodes = {entry.node: entry for entry in snapshot.numa_nodes}
-    distances = {
-        other: distance for other, distance in (nodes[node].distances if node in nodes else {}).items() if other != node
-    }
-    if not distances:
-        return (node,)
-    nearest = min(distances.values())
-    sockets = {cpu: socket for socket, cpus in snapshot.host.sockets.items() for cpu in cpus}
-
-    def socket_of(number: int) -> int | None:
-        cpus = nodes[number].cpus if number in nodes else ()
-        return sockets.get(cpus[0]) if cpus else None
-
-    own = socket_of(node)
-    near = [
-        other
-        for other in sorted(distances)
-        if distances[other] == nearest and (own is None or socket_of(other) in {None, own})
-    ]
-    return (node, *near)

@@ -9,7 +9,7 @@ from typing import Any
 
 from discovery import address
 from driver import quantity
-from driver.publish import attributes, counters, devices
+from driver.publish import attributes, counters, devices, portions
 from driver.sharing import rules
 
 ABSENT_EFFECT = "NoSchedule"
@@ -31,6 +31,10 @@ def device_to_json(device: devices.Device, *, driver_name: str) -> dict[str, Any
         "attributes": {name: _value_to_json(value) for name, value in sorted(device.attributes.items())},
         "capacity": {name: {"value": _spell(name, value)} for name, value in sorted(device.capacity.items())},
     }
+    if device.terms is not None:
+        body["allowMultipleAllocations"] = True
+        for name, policy in portions.policies_to_json(device.terms).items():
+            body["capacity"][name]["requestPolicy"] = policy
     if device.absent:
         body["taints"] = [{"key": absent_key(driver_name), "effect": ABSENT_EFFECT}]
     if device.consumes is not None:
@@ -61,6 +65,9 @@ def published_to_json(device: devices.Device) -> dict[str, Any]:
         kept["uncounted"] = True
     if device.mode is not rules.Mode.EXCLUSIVE:
         kept["mode"] = device.mode.value
+    if device.shares is not None and device.enforcement is not None:
+        kept["shares"] = portions.shares_to_json(device.shares)
+        kept["enforcement"] = portions.enforcement_to_json(device.enforcement)
     return kept
 
 
@@ -69,6 +76,7 @@ def published_from_json(name: str, body: object) -> devices.Device:
     if not isinstance(body, Mapping):
         raise ValueError(f"device {name}: no object")  # noqa: TRY004 - bad data, not a bad call
     try:
+        shared = body.get("shares") is not None
         return devices.Device(
             name=name,
             address=address.parse(body["address"]),
@@ -78,6 +86,9 @@ def published_from_json(name: str, body: object) -> devices.Device:
             consumes=_consumption_from_json(body.get("consumes")),
             uncounted=body.get("uncounted") is True,
             mode=rules.Mode(body.get("mode", rules.Mode.EXCLUSIVE)),
+            shares=portions.shares_from_json(body["shares"]) if shared else None,
+            enforcement=portions.enforcement_from_json(body["enforcement"]) if shared else None,
+            terms=portions.terms_from_json(body["capacity"]) if attributes.SHARES in body["capacity"] else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"device {name}: {error}") from error
