@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from discovery import capabilities, errors, findings, mig, model, nvml, sysfs, system
+from discovery import capabilities, cgroups, errors, findings, mig, model, nvml, sysfs, system
 from discovery.address import PciAddress
 
 NVIDIA_DRIVER = "nvidia"
@@ -166,7 +166,13 @@ class GpuReader:
         facts = nvml.Facts()
         if verdict.state is model.GpuState.READY:
             try:
-                facts = self._session.facts(where, self._found, identity=verdict.identity, functions=self._functions)
+                facts = self._session.facts(
+                    where,
+                    self._found,
+                    identity=verdict.identity,
+                    functions=self._functions,
+                    cgroup=str(self._files.sys / cgroups.ROOT),
+                )
             except errors.SourceError as err:
                 self._seen.add(err.kind)
                 verdict = _unusable(err, verdict.identity)
@@ -191,6 +197,8 @@ class GpuReader:
             nvlinks=facts.nvlinks,
             fabric=facts.fabric,
             c2c=facts.c2c,
+            memory_limits=facts.memory_limits,
+            compute_mode=facts.compute_mode,
             memory_numa_node=told.memory_node,
         )
 

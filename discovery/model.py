@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from discovery import mig
+from discovery import limits, mig
 from discovery.address import HostBridge, PciAddress
 
 SNAPSHOT_VERSION = 1
@@ -261,6 +261,9 @@ class Gpu:
     """What it can be divided into, in order of id; whether MIG is enabled or not."""
     mig_instances: tuple[mig.MigInstance, ...] | None = None
     """The GPU instances that exist, in order of placement; None where MIG is not enabled, or they could not be read."""
+    memory_limits: bool | None = None
+    """Whether the driver limits how much of its memory a cgroup may have (nvmlDeviceSetMemoryLimits_v1)."""
+    compute_mode: limits.ComputeMode | None = None
     memory_numa_node: int | None = None
     """The NUMA node that its memory is, on systems whose CPUs address it (Grace); has nothing to do with CPU affinity."""
     c2c: bool | None = None
@@ -391,6 +394,15 @@ class GpuDirect:
     dma_buf: bool | None = None
 
 
+class MemoryAccounting(StrEnum):
+    """Who counts the GPU memory of cgroups (NVIDIA, "MPS v3 Memory Partitioning", backends)."""
+
+    DMEM = "dmem"
+    """The kernel's controller of device memory: a limit stands in files of the cgroup, and counts all that is below it."""
+    MISC = "misc"
+    """The driver itself, by the nearest cgroup that has a limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The machine itself. `sockets`: physical package -> its online CPUs; empty where the kernel tells none."""
@@ -403,6 +415,10 @@ class Host:
     vendor: str | None = None
     product: str | None = None
     gpu_direct: GpuDirect = field(default_factory=GpuDirect)
+    cgroup: int | None = None
+    """The version of cgroups that processes are in: 2, or 1, also where a hierarchy of version 2 stands beside those of 1."""
+    memory_accounting: MemoryAccounting | None = None
+    """None where no NVIDIA driver counts it, or it is not known which way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

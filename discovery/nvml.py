@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from discovery import address, errors, findings, mig, model, nvmllibrary, nvmlmig, nvmlnumbers
+from discovery import errors, findings, limits, mig, model, nvmllibrary, nvmllimits, nvmlmig, nvmlnumbers
 from discovery.address import PciAddress
 
 _T = TypeVar("_T")
@@ -43,9 +43,6 @@ _NO_GPUS_IS_FINE = 1
 """NVML_INIT_FLAG_NO_GPUS."""
 
 _MAX_LINKS = 64
-_NO_DOMAIN = 0xFFFFFFFF
-"""The PCI domain of a far end without a PCI address: an NVSwitch outside this machine, or not passed to this VM."""
-
 _SESSION_WAIT_S = 30.0
 _session = threading.Lock()
 """pynvml keeps the loaded library and its functions in module variables: one session at a time in a process."""
@@ -74,6 +71,8 @@ class Facts:
     nvlinks: tuple[model.NvLink, ...] = ()
     fabric: model.Fabric | None = None
     c2c: bool | None = None
+    memory_limits: bool | None = None
+    compute_mode: limits.ComputeMode | None = None
     link_width: int | None = None
 
 
@@ -152,7 +151,7 @@ class Nvml:
         for index in range(self._ask("nvmlDeviceGetCount")):
             try:
                 handle = self._ask("nvmlDeviceGetHandleByIndex", index)
-                listed.append(_address(self._ask("nvmlDeviceGetPciInfo_v3", handle)))
+                listed.append(nvmlnumbers.address_of(self._ask("nvmlDeviceGetPciInfo_v3", handle)))
             except errors.SourceError as err:
                 found.failed(f"nvml index {index}", err)
         return tuple(sorted(where for where in listed if where is not None))
@@ -172,11 +171,12 @@ class Nvml:
         *,
         identity: Identity,
         functions: Functions = MappingProxyType({}),
+        cgroup: str | None = None,
     ) -> Facts:
         """Everything else about a GPU. What cannot be read is a Finding; raises SourceError when the GPU is gone.
 
         `functions`: the GPUs and NVSwitches of this machine. What an NVLink is that ends in one of them is not asked. Of
-        `mig_instances` the capability nodes are left to whoever reads files.
+        `mig_instances` the capability nodes are left to whoever reads files. `cgroup`: any, by which to ask for memory limits.
         """
 
         def ask(function: str, *arguments: object) -> Any:
@@ -202,6 +202,10 @@ class Nvml:
             nvlinks=self._noted(where, found, lambda: self._nvlinks(where, architecture, functions, found)) or (),
             fabric=self._noted(where, found, lambda: self._fabric(where, found)),
             c2c=None if c2c is None else bool(c2c.isC2cEnabled),
+            memory_limits=self._noted(
+                where, found, lambda: self.limits_of(where).has_memory_limits(cgroup) if cgroup else None
+            ),
+            compute_mode=self._noted(where, found, lambda: self.limits_of(where).compute_mode()),
             link_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         )
 
@@ -213,6 +217,10 @@ class Nvml:
     def mig_of(self, where: PciAddress) -> nvmlmig.MigGpu:
         """The MIG of a GPU, good until its mode is changed. Raises SourceError when there is no such GPU."""
         return nvmlmig.MigGpu(self._pynvml, self._handle(where))
+
+    def limits_of(self, where: PciAddress) -> nvmllimits.GpuLimits:
+        """What keeps programs on a GPU apart. Raises SourceError when there is no such GPU."""
+        return nvmllimits.GpuLimits(self._pynvml, self._handle(where), self._library or self._pynvml.nvmlLib)
 
     def minor(self, where: PciAddress) -> int | None:
         """The number in /dev/nvidia<minor>. Raises SourceError."""
@@ -274,14 +282,14 @@ class Nvml:
         found: findings.Findings,
     ) -> model.NvLink:
         far = self._told(where, link, "nvmlDeviceGetNvLinkRemotePciInfo", active=active, found=found)
-        remote = None if far is None else self._noted(where, found, lambda: _address(far))
+        remote = None if far is None else self._noted(where, found, lambda: nvmlnumbers.address_of(far))
         known = None if remote is None else functions.get(remote)
         if known is not None:
             return model.NvLink(link=link, active=active, version=generation, remote_kind=known, remote=remote)
         kind = nvmlnumbers.REMOTE_KINDS.get(
             self._told(where, link, "nvmlDeviceGetNvLinkRemoteDeviceType", active=active, found=found)
         )
-        if kind is None and active and far is not None and far.domain == _NO_DOMAIN:
+        if kind is None and active and far is not None and far.domain == nvmlnumbers.NO_DOMAIN:
             kind = model.RemoteKind.SWITCH
         return model.NvLink(link=link, active=active, version=generation, remote_kind=kind, remote=remote)
 
@@ -353,7 +361,7 @@ class Nvml:
     def _handle(self, where: PciAddress) -> Any:
         handle = self._handles.get(where)
         if handle is None:
-            handle = self._handles[where] = self._ask("nvmlDeviceGetHandleByPciBusId", _nvml_spelling(where))
+            handle = self._handles[where] = self._ask("nvmlDeviceGetHandleByPciBusId", nvmlnumbers.bus_id(where))
         return handle
 
     def _of(self, where: PciAddress, function: str, *arguments: object) -> Any:
@@ -381,18 +389,3 @@ class Nvml:
         if self._pynvml is None:
             raise errors.SourceError("nvml", "uninitialized", f"{function}: no session is open")
         return nvmllibrary.ask(self._pynvml, function, *arguments)
-
-
-def _nvml_spelling(where: PciAddress) -> str:
-    """As NVML writes addresses (NVML_DEVICE_PCI_BUS_ID_FMT); GPUs are function 0."""
-    return f"{where.domain:08X}:{where.bus:02X}:{where.device:02X}.{where.function:X}"
-
-
-def _address(info: Any) -> PciAddress | None:
-    """The address in an nvmlPciInfo_t; None for the all-ones that stand for none. Raises SourceError."""
-    if info.domain == _NO_DOMAIN:
-        return None
-    try:
-        return address.parse(info.busId)
-    except (ValueError, UnicodeDecodeError) as err:
-        raise errors.SourceError("nvml", errors.MALFORMED, f"nvmlPciInfo_t.busId: {err}") from err

@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
-from discovery import model
+from typing import Any
+
+from discovery import address, errors, limits, model
+from discovery.address import PciAddress
+
+NO_DOMAIN = 0xFFFFFFFF
+"""The PCI domain of a far end without a PCI address: an NVSwitch outside this machine, or not passed to this VM."""
 
 CORES_PER_MULTIPROCESSOR = {
     (3, 0): 192, (3, 5): 192, (3, 7): 192,
@@ -32,6 +38,10 @@ _NVLINK_OF_ARCHITECTURE = {4: 1, 5: 2, 6: 2, 7: 3, 9: 4, 10: 5, 13: 6}
 """The one generation that GPUs of an architecture have (nvmlDeviceArchitecture_t), which tells the meanings apart."""
 
 REMOTE_KINDS = {0: model.RemoteKind.GPU, 1: model.RemoteKind.CPU, 2: model.RemoteKind.SWITCH}
+COMPUTE_MODES = {
+    0: limits.ComputeMode.DEFAULT, 1: limits.ComputeMode.EXCLUSIVE_THREAD,
+    2: limits.ComputeMode.PROHIBITED, 3: limits.ComputeMode.EXCLUSIVE_PROCESS,
+}  # fmt: skip
 FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 
 COMPUTE_OF_SLICES = {1: 0x0, 2: 0x1, 3: 0x2, 4: 0x3, 6: 0x6, 7: 0x4, 8: 0x5}
@@ -49,6 +59,21 @@ _PROFILE_SUFFIXES = {
     0xA: "+gfx", 0xB: "+gfx", 0xC: "+gfx", 0x11: "+gfx",
 }  # fmt: skip
 """By NVML_GPU_INSTANCE_PROFILE_*: REV1 `+me`, ALL_ME `+me.all`, NO_ME `-me`, GFX `+gfx`; REV2 (twice the memory) has none."""
+
+
+def bus_id(where: PciAddress) -> str:
+    """An address as NVML writes it (NVML_DEVICE_PCI_BUS_ID_FMT); GPUs are function 0."""
+    return f"{where.domain:08X}:{where.bus:02X}:{where.device:02X}.{where.function:X}"
+
+
+def address_of(info: Any) -> PciAddress | None:
+    """The address in an nvmlPciInfo_t; None for the all-ones that stand for none. Raises SourceError."""
+    if info.domain == NO_DOMAIN:
+        return None
+    try:
+        return address.parse(info.busId)
+    except (ValueError, UnicodeDecodeError) as err:
+        raise errors.SourceError("nvml", errors.MALFORMED, f"nvmlPciInfo_t.busId: {err}") from err
 
 
 def nvlink_generation(number: int | None, architecture: int | None) -> int | None:

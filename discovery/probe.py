@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from discovery import (
     aligned,
+    cgroups,
     check,
     datadirect,
     endpoints,
@@ -83,7 +84,7 @@ class Machine:
         found = findings.Findings()
         rdma = endpoints.class_devices(self._files, endpoints.RDMA, found)
         functions = pci.functions(self._files, rdma, found)
-        machine = system.host(self._files, self._memory(found), found)
+        machine = self._host(found)
         located, bridges = self._locate(functions, machine, found)
         if not located[pci.Kind.GPU]:
             found.info("no-gpu", "node", "there is no NVIDIA GPU on this node")
@@ -155,6 +156,13 @@ class Machine:
                 with contextlib.suppress(errors.SourceError):  # whether a GPU answers is what `rescan` is for
                     samples.append(reader.sample(where))
         return tuple(samples)
+
+    def _host(self, found: findings.Findings) -> model.Host:
+        return replace(
+            system.host(self._files, self._memory(found), found),
+            cgroup=cgroups.version(self._files, found),
+            memory_accounting=cgroups.accounting(self._files, system.nvidia_module_version(self._files, found), found),
+        )
 
     def _locate(
         self, functions: Sequence[pci.Function], machine: model.Host, found: findings.Findings
