@@ -12,7 +12,7 @@ from discovery import draw, model
 from driver import inventory, values
 from driver.app.parts import Parts
 from driver.errors import RecordError
-from driver.observe import gauges, page, partitions
+from driver.observe import gauges, page, partitions, sharers
 from driver.publish import health, publisher
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,20 @@ class AgentState:
         except RecordError:
             return partitions.Sharing()
 
+    def shared(self) -> Sequence[sharers.Shared]:
+        """The devices that are handed out in shares. May raise RecordError."""
+        snapshot = self._hardware.snapshot()
+        if snapshot is None:
+            return ()
+        policies = self._policies.policies(snapshot)
+        if not any(policy.shares for policy in policies.values()):
+            return ()
+        return sharers.shared(snapshot, policies=policies, used=sharers.uses(self._record.rows()))
+
+    def seen(self) -> Sequence[sharers.Seen]:
+        """What pods with a limit were last seen to use."""
+        return ()
+
     def config_refused(self) -> bool:
         """Whether the configuration file is not valid now."""
         return self._following.refused
@@ -127,7 +141,9 @@ class AgentState:
         ready, reasons = self.readyz()
         claims: tuple[page.PreparedClaim, ...] = ()
         record_error = None
+        shared: tuple[sharers.Shared, ...] = ()
         try:
+            shared = tuple(self.shared())
             claims = tuple(
                 page.PreparedClaim(
                     claim=entry.claim, state=entry.state, devices=tuple(result.device for result in entry.results)
@@ -147,6 +163,8 @@ class AgentState:
             record_error=record_error,
             picture=draw.svg(hardware.snapshot) if hardware.snapshot is not None else "",
             sharing=self.sharing(),
+            shared=shared,
+            seen=tuple(self.seen()) if shared else (),
         )
 
 

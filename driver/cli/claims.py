@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from driver import options
 from driver.cli import output, parameters
+
+if TYPE_CHECKING:
+    from driver.prepare import ledger, shareuse
 
 OPTIONS = ("kubelet-dir", "driver-name", "state-dir")
 
@@ -48,6 +53,7 @@ def command(output_format: output.Format, **values: str | None) -> None:
                         "cdiDeviceIds": list(cdi_ids),
                         **({"shareId": result.share_id} if result.share_id is not None else {}),
                         **({"consumedCapacity": dict(result.consumed_capacity)} if result.consumed_capacity else {}),
+                        **({"share": _share(result.share)} if result.share is not None else {}),
                     }
                     for result, cdi_ids in zip(entry.results, entry.cdi_ids, strict=True)
                 ],
@@ -63,7 +69,7 @@ def command(output_format: output.Format, **values: str | None) -> None:
                     entry.claim.namespace,
                     entry.claim.name,
                     str(entry.state),
-                    ",".join(result.device for result in entry.results) or output.MISSING,
+                    ",".join(map(_device, entry.results)) or output.MISSING,
                     entry.claim.uid,
                 )
                 for entry in entries
@@ -71,3 +77,24 @@ def command(output_format: output.Format, **values: str | None) -> None:
         )
     else:
         output.write_line("No claim is prepared.")
+
+
+def _device(result: ledger.Result) -> str:
+    """`gpu-0000-9d-00-0`, and of a share how much it is: `gpu-0000-9d-00-0 (20G, 25 %)`."""
+    if result.share is None:
+        return result.device
+    from driver.cli import shared
+
+    return f"{result.device} ({shared.amounts(result.share)})"
+
+
+def _share(share: shareuse.ShareUse) -> dict[str, object]:
+    from driver.cli import shared
+
+    levels = share.enforcement
+    return {
+        **shared.held_to(share),
+        "memoryEnforcement": str(levels.memory),
+        "computeEnforcement": str(levels.compute),
+        **({"belowNormal": True} if share.below_normal else {}),
+    }

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,11 @@ from discovery import matrix, model
 from discovery.address import PciAddress
 from driver.cli import divided, offer, output, parameters, source
 from driver.publish import attributes, devices, wire
+
+if TYPE_CHECKING:
+    from driver.observe import sharers
+    from driver.prepare import ledger
+    from driver.sharing import rules
 
 MIG_COLUMNS = (("PROFILE", attributes.PROFILE),)
 """Shown where a MIG instance is."""
@@ -38,7 +44,8 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 
     In the order in which they would be offered: the scheduler takes the first that fit. What keeps a GPU from being offered
     is listed below. NUMA nodes, switches and rails that a person gave are marked with a *. Of a GPU that is or may be divided
-    by MIG a bar shows its memory slices; every place for an instance is listed with -o json only.""",
+    by MIG a bar shows its memory slices; every place for an instance is listed with -o json only. Of one that is handed out in
+    shares a bar shows its memory.""",
     epilog="""\b
     Examples:
       nearfield devices
@@ -52,15 +59,20 @@ def command(output_format: output.Format, **values: str | None) -> None:
     parsed = source.parse(values)
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
-    held = source.held(parsed)
+    entries = source.prepared(parsed)
+    held = source.held(entries)
     offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent, ours=held or ()))
-    parted = divided.divided(snapshot, policies=offer.policies(snapshot, agent), held=held)
+    policies = offer.policies(snapshot, agent)
+    parted = divided.divided(snapshot, policies=policies, held=held)
+    shares = _Shares(snapshot, policies, entries)
     if output_format is not output.Format.TABLE:
         items = [
             {"address": str(device.address), **wire.device_to_json(device, driver_name=parsed["driver_name"])}
             for device in offered
         ]
-        more = {"divided": [divided.item(gpu) for gpu in parted]} if parted else {}
+        more: dict[str, object] = {"divided": [divided.item(gpu) for gpu in parted]} if parted else {}
+        if items_of_shares := shares.items():
+            more["shared"] = items_of_shares
         output.write_document({**output.items("DeviceList", items), **more}, output_format)
         return
     shown = [device for device in offered if attributes.UUID in device.attributes]
@@ -86,7 +98,43 @@ def command(output_format: output.Format, **values: str | None) -> None:
         output.write_line(divided.LEGEND)
         if len(shown) < len(offered):
             output.write_line(f"{len(offered) - len(shown)} places for MIG instances are offered; -o json lists them")
+    shares.write()
     output.write_findings((*snapshot.findings, *findings))
+
+
+class _Shares:
+    """The devices that are shared; nothing that takes long is imported where there is none."""
+
+    def __init__(
+        self,
+        snapshot: model.Snapshot,
+        policies: Mapping[PciAddress, rules.Policy],
+        entries: Sequence[ledger.Entry] | None,
+    ) -> None:
+        self._known = entries is not None
+        self._found: tuple[sharers.Shared, ...] = ()
+        if any(policy.shares for policy in policies.values()):
+            from driver.observe import sharers
+
+            self._found = sharers.shared(snapshot, policies=policies, used=sharers.uses(entries or ()))
+
+    def items(self) -> list[dict[str, object]]:
+        """For programs."""
+        if not self._found:
+            return []
+        from driver.cli import shared
+
+        return [shared.item(device, known=self._known) for device in self._found]
+
+    def write(self) -> None:
+        """For people."""
+        if not self._found:
+            return
+        from driver.cli import shared
+
+        output.write_line()
+        output.write_table(shared.COLUMNS, [shared.row(device, known=self._known) for device in self._found])
+        output.write_line(shared.LEGEND)
 
 
 def _has(shown: Sequence[devices.Device], name: str) -> bool:

@@ -16,6 +16,8 @@ from driver.sharing import placing, rules
 COLUMNS = ("GPU", "MODE", "MIG", "MEMORY SLICES", "INSTANCES", "ROOM FOR")
 LEGEND = "= instance  ! made by somebody else  . free  x free, and no offered profile can use it"
 
+_DIVIDING = (rules.Mode.MIG_STATIC, rules.Mode.MIG_DYNAMIC)
+
 _WIDTH = 4
 """Of a memory slice in a bar, without its border."""
 
@@ -53,7 +55,7 @@ def divided(
             left=partitions.left(gpu, sharing=sharing, held=names),
         )
         for gpu in snapshot.gpus
-        if gpu.mig_profiles and (_enabled(gpu) or sharing.policy(gpu).mode is not rules.Mode.EXCLUSIVE)
+        if gpu.mig_profiles and (_enabled(gpu) or sharing.policy(gpu).mode in _DIVIDING)
     )
 
 

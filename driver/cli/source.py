@@ -9,9 +9,9 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from discovery import child, model
 from discovery import options as probing
@@ -19,6 +19,9 @@ from discovery.errors import DocumentError
 from driver import config, options, overlay
 from driver.cli import parameters
 from driver.errors import ConfigError, RecordError
+
+if TYPE_CHECKING:
+    from driver.prepare import ledger
 
 OPTIONS = (
     *("mock", "mock-node-label", "config", "overlay", "kubelet-dir", "state-dir", "sysfs", "procfs", "dev"),
@@ -53,22 +56,27 @@ def require_roots(parsed: Mapping[str, Any]) -> None:
         raise ConfigError("\n".join(missing))
 
 
-def held(parsed: Mapping[str, Any]) -> frozenset[str] | None:
-    """Names of the devices that claims have on the machine that is looked at, by the record of its agent; None where that
-    cannot be read. Nobody has anything of a machine that was typed.
+def prepared(parsed: Mapping[str, Any]) -> Sequence[ledger.Entry] | None:
+    """The claims that have something of the machine that is looked at, by the record of its agent; None where that cannot be read.
+    Nobody has anything of a machine that was typed.
     """
     if parsed["typed"]:
-        return frozenset()
+        return ()
     from driver.prepare import store
 
     path = options.state_dir(parsed)
     try:
         with contextlib.suppress(FileNotFoundError):
             (path / store.FILE_NAME).stat()
-            return frozenset(device for entry in store.read_rows(path) for device in entry.holds)
+            return tuple(store.read_rows(path))
     except (RecordError, OSError):
         return None
-    return frozenset()
+    return ()
+
+
+def held(entries: Sequence[ledger.Entry] | None) -> frozenset[str] | None:
+    """Names of the devices that claims have; None where that is not known."""
+    return None if entries is None else frozenset(device for entry in entries for device in entry.holds)
 
 
 def read_config(parsed: Mapping[str, Any]) -> config.AgentConfig:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from discovery import model, uevents
-from driver.observe import partitions
+from driver.observe import partitions, sharers
 
 OTHER = "other"
 """Stands for a label value that is not in its set, so that a set stays bounded whatever is counted."""
@@ -219,6 +219,43 @@ MIG_STRANDED = Metric(
     kind=Kind.GAUGE,
     help="Free memory slices of divided GPUs that no profile which is offered can use any more.",
 )
+_PORTION = Label(name="state", values=tuple(sharers.PortionState))
+SHARED_INFO = Metric(
+    name="nearfield_shared_device_info",
+    kind=Kind.GAUGE,
+    help="Always 1; a GPU or MIG instance that is handed out in shares, and what keeps them apart.",
+    labels=(*_DEVICE, Label(name="memory_enforcement"), Label(name="compute_enforcement")),
+)
+SHARERS = Metric(
+    name="nearfield_sharers", kind=Kind.GAUGE, help="Shares of a device that claims have now.", labels=_DEVICE
+)
+SHARERS_MOST = Metric(
+    name="nearfield_sharers_most", kind=Kind.GAUGE, help="Shares of a device that there may be.", labels=_DEVICE
+)
+SHARED_MEMORY = Metric(
+    name="nearfield_shared_memory_bytes",
+    kind=Kind.GAUGE,
+    help="Memory of a shared device; given: claims have it, free: another share can have it, stranded: left, and no share can.",
+    labels=(*_DEVICE, _PORTION),
+)
+SHARED_COMPUTE = Metric(
+    name="nearfield_shared_compute_ratio",
+    kind=Kind.GAUGE,
+    help="Compute of a shared device, as a part of the multiprocessors of its GPU; no series where sharers take turns.",
+    labels=(*_DEVICE, _PORTION),
+)
+SHARE_LIMIT = Metric(
+    name="nearfield_share_memory_limit_bytes",
+    kind=Kind.GAUGE,
+    help="Memory of a device that pods with a limit may have together, as the driver held it when it was last asked.",
+    labels=_DEVICE,
+)
+SHARE_USED = Metric(
+    name="nearfield_share_memory_used_bytes",
+    kind=Kind.GAUGE,
+    help="Memory of a device that pods with a limit used together, as the driver said when it was last asked.",
+    labels=_DEVICE,
+)
 FINDINGS = Metric(
     name="nearfield_findings",
     kind=Kind.GAUGE,
@@ -278,6 +315,13 @@ METRICS: tuple[Metric, ...] = (
     MIG_INSTANCES,
     MIG_PLACEABLE,
     MIG_STRANDED,
+    SHARED_INFO,
+    SHARERS,
+    SHARERS_MOST,
+    SHARED_MEMORY,
+    SHARED_COMPUTE,
+    SHARE_LIMIT,
+    SHARE_USED,
     FINDINGS,
     PROBE_SECONDS,
     PROBE_ERRORS,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,8 @@ from discovery import model
 from discovery.address import PciAddress
 from driver import inventory, values
 from driver.errors import DriverError
-from driver.observe import catalog, partitions
+from driver.observe import catalog, partitions, sharers
+from driver.sharing import shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,12 @@ class AgentState(Protocol):
     def sharing(self) -> partitions.Sharing:
         """How the GPUs are shared."""
 
+    def shared(self) -> Sequence[sharers.Shared]:
+        """The devices that are handed out in shares. May raise RecordError."""
+
+    def seen(self) -> Sequence[sharers.Seen]:
+        """What pods with a limit were last seen to use."""
+
     def config_refused(self) -> bool:
         """Whether the configuration file is not valid now."""
 
@@ -84,6 +91,7 @@ def read(state: AgentState, *, pool: str, samples: Iterable[model.GpuSample]) ->
             sharing = state.sharing()
             yield from _free_sets(now.snapshot, sharing, recorded.devices)
             yield from _partitions(now.snapshot, sharing, recorded.devices)
+        yield from _shares(state)
     published = state.published()
     if now.snapshot is not None:
         found = (*now.snapshot.findings, *published.findings)
@@ -152,6 +160,36 @@ def _partitions(snapshot: model.Snapshot, sharing: partitions.Sharing, held: fro
     for profile, number in sorted(counted.placeable.items()):
         yield Reading(metric=catalog.MIG_PLACEABLE, labels=(profile,), value=number)
     yield Reading(metric=catalog.MIG_STRANDED, value=counted.stranded)
+
+
+def _shares(state: AgentState) -> Iterator[Reading]:
+    """A node whose GPUs are not shared has no such series."""
+    try:
+        shared = state.shared()
+    except DriverError:
+        return
+    limits: Counter[str] = Counter()
+    use: Counter[str] = Counter()
+    for seen in state.seen() if shared else ():
+        if seen.limit is not None:
+            limits[seen.device] += seen.limit
+        if seen.used is not None:
+            use[seen.device] += seen.used
+    for entry in shared:
+        labels = (entry.device, entry.uuid)
+        by = (str(entry.enforcement.memory), str(entry.enforcement.compute))
+        yield Reading(metric=catalog.SHARED_INFO, labels=(*labels, *by), value=1)
+        yield Reading(metric=catalog.SHARERS, labels=labels, value=entry.sharers)
+        yield Reading(metric=catalog.SHARERS_MOST, labels=labels, value=entry.terms.sharers)
+        for part, amount in entry.memory.by_state().items():
+            yield Reading(metric=catalog.SHARED_MEMORY, labels=(*labels, part), value=amount)
+        for part, amount in entry.compute.by_state().items() if entry.compute is not None else ():
+            ratio = amount / shares.COMPUTE_WHOLE
+            yield Reading(metric=catalog.SHARED_COMPUTE, labels=(*labels, part), value=ratio)
+        if entry.device in limits:
+            yield Reading(metric=catalog.SHARE_LIMIT, labels=labels, value=limits[entry.device])
+        if entry.device in use:
+            yield Reading(metric=catalog.SHARE_USED, labels=labels, value=use[entry.device])
 
 
 def _counted(metric: catalog.Metric, counts: Mapping[str, int]) -> Iterator[Reading]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from discovery import matrix, model
 from driver import values
-from driver.observe import partitions
+from driver.observe import partitions, sharers
 from driver.version import VERSION
 
 STYLE = """
@@ -66,6 +66,8 @@ class View:
     record_error: str | None = None
     picture: str = ""
     sharing: partitions.Sharing = field(default_factory=partitions.Sharing)
+    shared: tuple[sharers.Shared, ...] = ()
+    seen: tuple[sharers.Seen, ...] = ()
 
 
 def render(view: View) -> str:
@@ -81,6 +83,7 @@ def render(view: View) -> str:
             *_matrix(matrix.build(view.snapshot)),
             *_gpus(view.snapshot, view.claims),
             *_divided(view.snapshot, view.sharing, view.claims),
+            *_shared(view),
             *_nics(view.snapshot),
             *_findings((*view.snapshot.findings, *view.publish_findings)),
         ]
@@ -133,11 +136,10 @@ def _matrix(built: matrix.Matrix) -> list[str]:
 def _gpus(snapshot: model.Snapshot, claims: Sequence[PreparedClaim]) -> list[str]:
     if not snapshot.gpus:
         return ["<h2>GPUs</h2>", "<p>There is no NVIDIA GPU on this machine.</p>"]
-    holders = {device: claim.claim for claim in claims for device in claim.devices}
+    holders = _holders(claims)
     rows = []
     for index, gpu in enumerate(snapshot.gpus):
         device = values.gpu_device_name(gpu.address)
-        holder = holders.get(device)
         nic = gpu.nic
         rows.append(
             (
@@ -151,15 +153,24 @@ def _gpus(snapshot: model.Snapshot, claims: Sequence[PreparedClaim]) -> list[str
                 gpu.groups.aligned_pair,
                 gpu.groups.aligned_quad,
                 f"{nic.name or nic.address} ({nic.distance})" if nic else None,
-                f"{holder.namespace}/{holder.name}" if holder else None,
+                ", ".join(holders.get(device, ())) or None,
             )
         )
-    columns = ("", "Device", "Product", "State", "Root", "Switch", "NVLink domain", "Pair", "Quad", "NIC", "Claim")
+    columns = ("", "Device", "Product", "State", "Root", "Switch", "NVLink domain", "Pair", "Quad", "NIC", "Claims")
     return ["<h2>GPUs</h2>", _table(columns, rows)]
 
 
+def _holders(claims: Iterable[PreparedClaim]) -> dict[str, list[str]]:
+    """The claims that have each device."""
+    found: dict[str, list[str]] = {}
+    for claim in claims:
+        for device in dict.fromkeys(claim.devices):
+            found.setdefault(device, []).append(_ref(claim.claim))
+    return found
+
+
 def _divided(snapshot: model.Snapshot, sharing: partitions.Sharing, claims: Sequence[PreparedClaim]) -> list[str]:
-    held = {device: claim.claim for claim in claims for device in claim.devices}
+    held = _holders(claims)
     rows = []
     for gpu in snapshot.gpus:
         there = partitions.instances(gpu, sharing=sharing, held=held)
@@ -175,8 +186,7 @@ def _divided(snapshot: model.Snapshot, sharing: partitions.Sharing, claims: Sequ
                     f'<span class="stranded">{number}</span>' if number in stranded else f"<span>{number}</span>"
                 )
             elif entry is not seen:
-                holder = held.get(entry.device)
-                told = f"{holder.namespace}/{holder.name}" if holder else str(entry.origin)
+                told = ", ".join(held.get(entry.device, ())) or str(entry.origin)
                 cells.append(
                     f'<span class="{entry.origin}" style="flex-grow:{entry.placement.size}" title="{_text(told)}">'
                     f"{_text(entry.profile)}</span>"
@@ -190,6 +200,74 @@ def _divided(snapshot: model.Snapshot, sharing: partitions.Sharing, claims: Sequ
         return []
     head = "<tr><th>Device</th><th>Mode</th><th>Memory slices</th></tr>"
     return ["<h2>MIG</h2>", f'<div class="wide"><table>{head}{"".join(rows)}</table></div>']
+
+
+def _shared(view: View) -> list[str]:
+    if not view.shared:
+        return []
+    bars, rows = [], []
+    for device in view.shared:
+        cells = [
+            f'<span class="ours" style="flex-grow:{use.memory}" title="{_text(_ref(use.claim))}">'
+            f"{_text(_size(use.memory))}</span>"
+            for use in device.uses
+        ]
+        memory = device.memory
+        left = (("free", memory.free), ("stranded", memory.stranded))
+        cells += [
+            f'<span class="{name}" style="flex-grow:{amount}" title="{name}">{_text(_size(amount))}</span>'
+            for name, amount in left
+            if amount
+        ]
+        by = device.enforcement
+        bars.append(
+            f"<tr><td>{_text(device.device)}</td><td>{by.memory}</td><td>{by.compute}</td>"
+            f'<td><div class="bar">{"".join(cells)}</div></td><td>{_text(_compute(device))}</td>'
+            f"<td>{device.sharers} of {device.terms.sharers}</td></tr>"
+        )
+        rows += [
+            (
+                _ref(use.claim),
+                device.device,
+                _size(use.memory),
+                _size(use.memory_limit),
+                _seen(view.seen, use),
+                None if use.compute is None else f"{use.compute} %",
+                None if use.compute_limit is None else f"{use.compute_limit} %",
+            )
+            for use in device.uses
+        ]
+    names = ("Device", "Memory by", "Compute by", "Memory", "Compute", "Sharers")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    columns = ("Claim", "Device", "Memory", "Limit", "Its pods used", "Compute", "Limit")
+    return [
+        "<h2>Shares</h2>",
+        f'<div class="wide"><table><tr>{head}</tr>{"".join(bars)}</table></div>',
+        _table(columns, rows) if rows else "",
+    ]
+
+
+def _compute(device: sharers.Shared) -> str:
+    compute = device.compute
+    return "turns" if compute is None else f"{compute.given} of {compute.value} %, {compute.free} % free"
+
+
+def _seen(seen: Sequence[sharers.Seen], use: sharers.Use) -> str | None:
+    """What the pods of a claim used of a device, when they were last looked at."""
+    of_claim = [entry for entry in seen if entry.device == use.device and use.claim.uid in entry.claims]
+    return ", ".join(
+        f"{_size(entry.used)} of {_size(entry.limit) or 'no limit'} (pod {entry.pod_uid})"
+        for entry in of_claim
+        if entry.used is not None
+    )
+
+
+def _size(amount: int | None) -> str:
+    return "" if amount is None else f"{amount / (1 << 30):.1f} GiB"
+
+
+def _ref(claim: values.ClaimRef) -> str:
+    return f"{claim.namespace}/{claim.name}"
 
 
 def _nics(snapshot: model.Snapshot) -> list[str]:

@@ -105,7 +105,7 @@ def free_whole(gpu: model.Gpu, *, sharing: Sharing, held: Collection[str]) -> bo
     if gpu.state is not model.GpuState.READY or mode is rules.Mode.MIG_STATIC:
         return False
     divided = gpu.mig_mode is not None and gpu.mig_mode.current
-    if divided and (mode is rules.Mode.EXCLUSIVE or mig.toggle_of(gpu.architecture) is mig.Toggle.NEVER):
+    if divided and (mode is not rules.Mode.MIG_DYNAMIC or mig.toggle_of(gpu.architecture) is mig.Toggle.NEVER):
         return False
     name = values.gpu_device_name(gpu.address)
     return name not in held and not instances(gpu, sharing=sharing, held=held)

@@ -26,14 +26,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from discovery import address, model
 from driver import inventory, values
 from driver.errors import RecordError
-from driver.observe import catalog, gauges, partitions, tally
+from driver.observe import catalog, gauges, partitions, sharers, tally
 from driver.observe.metrics import Metrics
 from driver.sharing import rules
-from tests.fakes import divided
+from tests.fakes import divided, portions, publishing
 
 ROOT = Path(__file__).parents[4]
 HOST = model.Host()
 NOTHING: dict[str, str] = {}
+
+
+LOOKED = inventory.InventoryState(snapshot=publishing.snapshot(publishing.gpu(1)))
 
 
 def gpu(
@@ -66,7 +69,9 @@ class State:
     known: inventory.InventoryState = field(default_factory=inventory.InventoryState)
     on_server: gauges.Published = field(default_factory=lambda: gauges.Published(generation=0))
     on_disk: gauges.Recorded | None = field(default_factory=gauges.Recorded)
-    shared: partitions.Sharing = field(default_factory=partitions.Sharing)
+    dividing: partitions.Sharing = field(default_factory=partitions.Sharing)
+    portions: tuple[sharers.Shared, ...] = ()
+    last_seen: tuple[sharers.Seen, ...] = ()
     refused: bool = False
 
     def inventory(self) -> inventory.InventoryState:
@@ -81,7 +86,15 @@ class State:
         return self.on_disk
 
     def sharing(self) -> partitions.Sharing:
-        return self.shared
+        return self.dividing
+
+    def shared(self) -> tuple[sharers.Shared, ...]:
+        if self.on_disk is None:
+            raise RecordError("the record is locked")
+        return self.portions
+
+    def seen(self) -> tuple[sharers.Seen, ...]:
+        return self.last_seen
 
     def config_refused(self) -> bool:
         return self.refused
@@ -290,7 +303,7 @@ def test_a_part_of_a_gpu_is_missed_by_its_set() -> None:
     )
     dynamic = partitions.Sharing(policies={parted.address: rules.Policy(mode=rules.Mode.MIG_DYNAMIC)})
     known = inventory.InventoryState(snapshot=snapshot(pair[0], parted))
-    state = State(known=known, shared=dynamic)
+    state = State(known=known, dividing=dynamic)
     metrics = watching(state)
     assert scrape(metrics)["nearfield_aligned_sets_free"][labels(size="2")] == 1
     assert scrape(metrics)["nearfield_mig_placeable"] == {labels(profile="1g.10gb"): 7}
@@ -300,6 +313,54 @@ def test_a_part_of_a_gpu_is_missed_by_its_set() -> None:
     assert series["nearfield_mig_placeable"] == {labels(profile="1g.10gb"): 6}
     assert series["nearfield_mig_instances"] == {labels(profile="1g.10gb", origin="ours"): 1}
     assert series["nearfield_mig_stranded_slices"] == {(): 0}
+
+
+def test_shares_given_out_and_left() -> None:
+    """By device, whoever has them; use and limit of all pods of a device together, as far as somebody knows them."""
+    name = values.gpu_device_name(publishing.at(1))
+    (device,) = sharers.shared(
+        publishing.snapshot(publishing.gpu(1)),
+        policies={publishing.at(1): portions.policy()},
+        used=[portions.use(name, 1, gib=20, compute=25), portions.use(name, 2, gib=40, compute=50)],
+    )
+
+    def seen(pod: str, used: int | None, limit: int | None, *, of: str = name) -> sharers.Seen:
+        return sharers.Seen(device=of, pod_uid=pod, claims=(values.ClaimUid("u-1"),), used=used, limit=limit)
+
+    last_seen = (seen("a", 5, 20), seen("b", None, 40), seen("c", 7, None), seen("d", 9, 9, of="gpu-of-nobody"))
+    series = scrape(watching(State(known=LOOKED, portions=(device,), last_seen=last_seen)))
+    of = {"device": name, "uuid": device.uuid}
+    info = labels(of, memory_enforcement="cgroup", compute_enforcement="mps")
+    assert series["nearfield_shared_device_info"] == {info: 1}
+    assert series["nearfield_sharers"] == {labels(of): 2}
+    assert series["nearfield_sharers_most"] == {labels(of): 8}
+    assert series["nearfield_shared_memory_bytes"] == {
+        labels(of, state="given"): 60 << 30,
+        labels(of, state="free"): 19 << 30,
+        labels(of, state="stranded"): (81559 << 20) - (79 << 30),
+    }
+    assert series["nearfield_shared_compute_ratio"] == {
+        labels(of, state="given"): 0.75,
+        labels(of, state="free"): 0.25,
+        labels(of, state="stranded"): 0,
+    }
+    assert series["nearfield_share_memory_used_bytes"] == {labels(of): 12}
+    assert series["nearfield_share_memory_limit_bytes"] == {labels(of): 60}
+
+
+def test_a_node_that_shares_nothing_has_no_series_of_shares() -> None:
+    series = scrape(watching(State(known=LOOKED)))
+    assert not {name for name in series if "share" in name}
+
+
+def test_shares_that_take_turns_have_no_compute() -> None:
+    (device,) = sharers.shared(
+        publishing.snapshot(publishing.gpu(1)),
+        policies={publishing.at(1): portions.policy(enforcement=portions.TURNS)},
+    )
+    series = scrape(watching(State(known=LOOKED, portions=(device,))))
+    assert not {name for name in series if "compute" in name and "info" not in name}
+    assert "nearfield_share_memory_limit_bytes" not in series
 
 
 def test_samples_have_series_where_they_have_values_and_a_name() -> None:

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from discovery import address, codec, matrix, model
 from driver import values
-from driver.observe import http, page, pages, partitions
+from driver.observe import http, page, pages, partitions, sharers
 from driver.observe.metrics import Metrics
 from driver.sharing import rules
-from tests.fakes import divided, publishing
+from tests.fakes import divided, portions, publishing
 
 GPU = address.parse("0000:1b:00.0")
 NIC = address.parse("0000:18:00.0")
@@ -227,3 +227,33 @@ def test_the_memory_slices_of_divided_gpus() -> None:
     assert '<span class="ours" style="flex-grow:1" title="team-&lt;a&gt;/train">1g.10gb</span>' in part
     assert '<span class="stranded">7</span>' in part
     assert "<h2>MIG</h2>" not in page.render(replace(view, snapshot=publishing.snapshot(publishing.gpu(3))))
+
+
+def test_shares_of_a_gpu() -> None:
+    name = values.gpu_device_name(publishing.at(1))
+    uses = [
+        portions.use(name, 1, gib=20, compute=25, memory_limit=20 << 30, compute_limit=25),
+        portions.use(name, 2, gib=40, compute=75),
+    ]
+    now = publishing.snapshot(publishing.gpu(1))
+    shared = sharers.shared(now, policies={publishing.at(1): portions.policy()}, used=uses)
+    seen = sharers.Seen(device=name, pod_uid="p-1", claims=(values.ClaimUid("u-1"),), used=3 << 30, limit=20 << 30)
+    claims = tuple(page.PreparedClaim(claim=use.claim, state="completed", devices=(name, name)) for use in uses)
+    words = " ".join(read(page.render(view(snapshot=now, claims=claims, shared=shared, seen=(seen,)))).text.split())
+    for text in ("Shares", "cgroup", "mps", "100 of 100 %, 0 % free", "2 of 8", "3.0 GiB of 20.0 GiB (pod p-1)"):
+        assert text in words, text
+    assert words.count("team/claim-1, team/claim-2") == 1
+    assert "Shares" not in page.render(view())
+
+
+def test_shares_of_hostile_names_stay_text() -> None:
+    name = values.gpu_device_name(publishing.at(1))
+    hostile = values.ClaimRef(uid=values.ClaimUid("u"), namespace="<script>", name="<b onload=x>")
+    use = replace(portions.use(name, 1, gib=20), claim=hostile, share_id="<i>")
+    now = publishing.snapshot(publishing.gpu(1))
+    shared = sharers.shared(now, policies={publishing.at(1): portions.policy()}, used=[use])
+    seen = sharers.Seen(device=name, pod_uid="<u>", claims=(hostile.uid,), used=1, limit=None)
+    text = page.render(view(snapshot=now, shared=shared, seen=(seen,)))
+    assert "<script" not in text
+    assert "<b onload" not in text
+    assert "&lt;u&gt;" in text
