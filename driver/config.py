@@ -115,6 +115,8 @@ class Settings:
     """Where the supervisor of the MPS daemons listens, and where their sockets lie: the same path here, there and on the host, as
     CDI names it.
     """
+    cgroup_root: Path | None
+    """Below it kubelet has the cgroups of pods; None: /sys/fs/cgroup, or that of the machine that is replayed."""
     sysfs: Path
     procfs: Path
     dev: Path

@@ -276,6 +276,13 @@ OPTIONS: tuple[Option, ...] = (
         help="Folder of the MPS supervisor (`nearfield mps`), the same path here and on the host.",
     ),
     Option(
+        name="cgroup-root",
+        metavar="PATH",
+        parse=parse_path,
+        derived="/sys/fs/cgroup; with --mock that of the machine",
+        help="Where the agent sees the cgroups of this node, those of pods below it, to limit GPU memory.",
+    ),
+    Option(
         name="sysfs", metavar="PATH", parse=parse_path, default="/sys", help="Where the agent sees the host's /sys."
     ),
     Option(name="procfs", metavar="PATH", parse=parse_path, default="/proc", help="Where it sees the host's /proc."),
@@ -390,6 +397,7 @@ def build_settings(given: Mapping[str, Given]) -> config.Settings:
     parsed = parse_given(OPTIONS, given)
     parsed["state_dir"] = state_dir(parsed)
     parsed.setdefault("driver_root_mount", parsed["driver_root"])
+    parsed.setdefault("cgroup_root", None)
     settings = config.Settings(**parsed)
     problems = _contradictions(settings)
     if problems:
@@ -411,6 +419,8 @@ def missing_paths(settings: config.Settings) -> tuple[str, ...]:
     problems: list[str] = []
     if not settings.mocked:
         problems += missing_roots(sysfs=settings.sysfs, procfs=settings.procfs, dev=settings.dev)
+    if settings.cgroup_root is not None and not settings.cgroup_root.is_dir():
+        problems.append(f"--cgroup-root {settings.cgroup_root}: not a directory")
     if settings.kubeconfig is not None and not settings.kubeconfig.is_file():
         problems.append(f"--kubeconfig {settings.kubeconfig}: no such file")
     return tuple(problems)

@@ -34,6 +34,13 @@ def source(settings: config.Settings) -> child.Source:
     )
 
 
+def cgroup_root(settings: config.Settings) -> Path:
+    """Below which folder the cgroups of pods are."""
+    if settings.cgroup_root is not None:
+        return settings.cgroup_root
+    return mock_directory(settings) / "sys/fs/cgroup" if settings.mocked else Path("/sys/fs/cgroup")
+
+
 def prober(settings: config.Settings, options: child.ProbeOptions) -> child.ProbeChild:
     """What probes the machine; nothing is read before it is asked."""
     return child.ProbeChild(source=source(settings), options=options)

@@ -179,7 +179,8 @@ def test_everything_that_the_agent_does_is_allowed(held: Try, site: Site) -> Non
         "namespace": "default",
         "uid": "u",
     }
-    for name, about in (("about-the-node", None), ("about-a-claim", claim)):
+    pod = {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "default", "uid": "u"}
+    for name, about in (("about-the-node", None), ("about-a-claim", claim), ("about-a-pod", pod)):
         held.agent.create(event(name, held.node, about=about))
         held.agent.patch("Event", name, {"count": 2}, "default")
         site.api.delete("Event", name, "default")
@@ -300,11 +301,11 @@ def _changed(body: Json) -> Json:
 
 
 def test_events_that_pretend_are_refused(held: Try, stored: Api) -> None:
-    pod = {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "default"}
+    secret = {"apiVersion": "v1", "kind": "Secret", "name": "s", "namespace": "default"}
     reported, about = "an Event must be reported by gpu.nearfield.dev on the node", "an Event must be about"
     refused(lambda: held.agent.create(event("x", OTHER_NODE)), reported)
     refused(lambda: held.agent.create(event("x", held.node, by="kubelet")), reported)
-    refused(lambda: held.agent.create(event("x", held.node, about=pod)), about)
+    refused(lambda: held.agent.create(event("x", held.node, about=secret)), about)
     elsewhere = {"apiVersion": "v1", "kind": "Node", "name": OTHER_NODE}
     refused(lambda: held.agent.create(event("x", held.node, about=elsewhere)), about)
     taken_over = {"reportingComponent": DRIVER, "reportingInstance": held.node, "message": "all is well"}

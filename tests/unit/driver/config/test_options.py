@@ -54,6 +54,7 @@ def test_the_documented_defaults() -> None:
         driver_root=Path("/"),
         driver_root_mount=Path("/"),
         mps_dir=Path("/run/nearfield/mps"),
+        cgroup_root=None,
         sysfs=Path("/sys"),
         procfs=Path("/proc"),
         dev=Path("/dev"),
