@@ -27,6 +27,8 @@ _PLACES = ", ".join("?" for _ in ledger.Columns._fields)
 _AFTER_PARTS = "."
 """Follows upon `-`."""
 
+_SHARING = f"""SELECT {COLUMNS} FROM claims WHERE claim_uid IN (SELECT claim_uid FROM sharings)
+ORDER BY claim_uid"""  # noqa: S608 - names of columns, not input
 _HOLDERS_ON = " UNION ALL ".join(
     f"SELECT h.device, {', '.join(f'c.{column}' for column in ledger.Columns._fields)} "  # noqa: S608 - names of columns and tables
     f"FROM {table} h JOIN claims c ON c.claim_uid = h.claim_uid WHERE h.device >= ?1 AND h.device < ?2"
@@ -164,6 +166,12 @@ def let_go(connection: sqlite3.Connection, holdings: Iterable[tuple[str, str]]) 
 def read_entries(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:
     """All entries, by claim UID. Raises DamagedError."""
     return tuple(ledger.from_columns(columns) for columns in _read_columns(connection))
+
+
+def read_sharing(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:
+    """The entries that have a share of a device, by claim UID. Raises DamagedError."""
+    rows = connection.execute(_SHARING)
+    return tuple(ledger.from_columns(ledger.Columns(*row)) for row in rows)
 
 
 def _read_columns(connection: sqlite3.Connection) -> Iterator[ledger.Columns]:

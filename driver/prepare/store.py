@@ -166,6 +166,10 @@ class Store:
         """All entries, by claim UID."""
         return self._read(recordfile.read_entries, apart=True)
 
+    def sharing(self) -> tuple[ledger.Entry, ...]:
+        """The entries that have a share of a device, by claim UID."""
+        return self._read(recordfile.read_sharing, apart=True)
+
     def summaries(self) -> tuple[Summary, ...]:
         """All claims, by UID, without what they have."""
 

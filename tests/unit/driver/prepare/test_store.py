@@ -607,6 +607,18 @@ def test_a_device_has_many_claims_in_shares_and_each_goes_alone(records: Records
     assert records.reports.rebuilt == []
 
 
+def test_those_who_share_are_read_apart_from_those_who_do_not(records: Records) -> None:
+    record = records.opened()
+    assert record.sharing() == ()
+    record.put(planned(1, 1), previous=None, timeout_s=5)
+    made = [sharing(number, (10, 10), (10, 10)) for number in (2, 3)]
+    for each in made:
+        record.put(each, previous=None, timeout_s=5)
+    assert record.sharing() == tuple(each.entry for each in made)
+    record.remove(made[0].entry, timeout_s=5)
+    assert record.sharing() == (made[1].entry,)
+
+
 def test_a_device_is_one_claims_alone_or_shared_whatever_is_asked(records: Records) -> None:
     record = records.opened()
     record.put(sharing(1, (10, 10)), previous=None, timeout_s=5)
