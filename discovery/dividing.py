@@ -17,7 +17,7 @@ from discovery.address import PciAddress
 
 logger = logging.getLogger(__name__)
 
-_KINDS = {
+KINDS = {
     "gpu-is-lost": work.Kind.LOST, "gpu-not-found": work.Kind.LOST, "not-found": work.Kind.LOST,
     "in-use": work.Kind.IN_USE,
     "insufficient-resources": work.Kind.INSUFFICIENT_RESOURCES,
@@ -46,6 +46,16 @@ class OutlivedError(errors.DiscoveryError):
 def refused(kind: work.Kind, message: str) -> errors.WorkError:
     """The error of a kind."""
     return errors.WorkError(message, kind=kind, retryable=kind in _PASSES)
+
+
+def open_session(session: nvml.Nvml) -> None:
+    """Begin a session for one call. Raises SourceError, or OutlivedError."""
+    try:
+        session.open()
+    except errors.SourceError as err:
+        if err.kind in nvml.STALE:
+            raise OutlivedError(str(err)) from err
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,10 +258,10 @@ class Divider:
     def _session(self, address: PciAddress, doing: str) -> Iterator[None]:
         """A call: NVML's errors become WorkErrors."""
         try:
-            self._open()
+            open_session(self._nvml)
             yield
         except errors.SourceError as err:
-            failed = refused(_KINDS.get(err.kind, work.Kind.FAILED), f"{address}: cannot {doing}: {err}")
+            failed = refused(KINDS.get(err.kind, work.Kind.FAILED), f"{address}: cannot {doing}: {err}")
             failed.clean = self._clean
             raise failed from err
         except errors.WorkError as err:
@@ -259,14 +269,6 @@ class Divider:
             raise
         finally:
             self._nvml.close()
-
-    def _open(self) -> None:
-        try:
-            self._nvml.open()
-        except errors.SourceError as err:
-            if err.kind in nvml.STALE:
-                raise OutlivedError(str(err)) from err
-            raise
 
 
 def _wanted(gpu: _Gpu, partitions: Sequence[mig.Partition]) -> tuple[_Wanted, ...]:

@@ -14,11 +14,15 @@ import gc
 import json
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from discovery import codec, dividing, errors, mig, nvml, options, serving, sysfs, turns, work
+from discovery import codec, dividing, errors, limiting, limits, mig, nvml, options, serving, sysfs, turns, work
 from discovery.address import PciAddress, parse
+
+LIMITS: Any = Mapping[str, limits.MemoryLimit]
+CGROUPS: Any = tuple[str, ...]
 
 
 class _DroppedError(Exception):
@@ -31,7 +35,7 @@ class _Hands:
         self._source = source
         self._locks = locks
         self._grace_s = grace_s
-        self._divider: dividing.Divider | None = None
+        self._tools: tuple[dividing.Divider, limiting.Limiter] | None = None
         self.done = False
         """Whether only another process can go on."""
 
@@ -56,19 +60,26 @@ class _Hands:
         finally:
             self._requests.grace_s = 0.0
 
-    def _do(self, request: Any, gpu: PciAddress) -> tuple[mig.MigInstance, ...]:
-        if self._divider is None:
-            self._divider = divider(self._source)
+    def _do(self, request: Any, gpu: PciAddress) -> Any:
+        if self._tools is None:
+            self._tools = tools(self._source)
+        divider, limiter = self._tools
         places = tuple(codec.decode(mig.Partition, each, place="partition") for each in request.get("partitions", ()))
         match request["verb"]:
             case "create":
-                return self._divider.create(
+                return divider.create(
                     gpu, places, begun=request["begun"], toggle=request["toggle"], commit=self._commit
                 )
             case "destroy":
-                self._divider.destroy(gpu, places)
+                divider.destroy(gpu, places)
             case "whole":
-                self._divider.whole(gpu, toggle=request["toggle"])
+                divider.whole(gpu, toggle=request["toggle"])
+            case "limit-memory":
+                limiter.limit_memory(gpu, codec.decode(LIMITS, request["limits"], place="limits"))
+            case "memory-use":
+                return limiter.memory_use(gpu, codec.decode(CGROUPS, request["cgroups"], place="cgroups"))
+            case "compute-mode":
+                return limiter.set_compute_mode(gpu, limits.ComputeMode(request["mode"]))
             case verb:
                 raise ValueError(f"no such request: {verb}")
         return ()
@@ -80,16 +91,16 @@ class _Hands:
         self._requests.grace_s = self._grace_s
 
 
-def divider(source: options.Source) -> dividing.Divider:
-    """The divider of a machine."""
+def tools(source: options.Source) -> tuple[dividing.Divider, limiting.Limiter]:
+    """What works on a machine, over one session with NVML: one call after the other."""
     library = None
     if source.mock is not None:
         from discovery.mock import library as mock_library  # noqa: PLC0415 - real hardware does without
 
         library = mock_library.load_library(source.mock)
-    return dividing.Divider(
-        files=sysfs.Sysfs(sys=source.sys, proc=source.proc), session=nvml.Nvml(library, driver_root=source.driver_root)
-    )
+    session = nvml.Nvml(library, driver_root=source.driver_root)
+    divider = dividing.Divider(files=sysfs.Sysfs(sys=source.sys, proc=source.proc), session=session)
+    return divider, limiting.Limiter(root=source.cgroup_root, session=session)
 
 
 def main() -> int:

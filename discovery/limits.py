@@ -5,7 +5,7 @@ alone; workers.py does it in processes of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -45,6 +45,28 @@ class MemoryUse:
     used: int | None
 
 
+_ROUNDING = 16
+
+
+def alike(asked: MemoryLimit, told: MemoryLimit) -> bool:
+    """Whether the limit that a driver tells is the one that was asked for. Drivers may round: NVIDIA's own example sets 8000 MiB and
+    reads 8192 ("MPS v3 Memory Partitioning"), so a sixteenth more or less is the same.
+    """
+    if (asked.hard is None) != (told.hard is None):
+        return False
+    pairs = [(asked.soft, told.soft)]
+    if asked.hard is not None and told.hard is not None:
+        pairs.append((asked.hard, told.hard))
+    return all(abs(a - b) * _ROUNDING <= a for a, b in pairs)
+
+
+def check(wanted: Iterable[MemoryLimit]) -> None:
+    """ValueError for limits that no driver can take."""
+    for limit in wanted:
+        if limit.soft < 0 or (limit.hard is not None and not limit.soft <= limit.hard < 1 << 63):
+            raise ValueError(f"no limit of memory: {limit}")
+
+
 class Limiting(Protocol):
     """Something that sets limits. Thread-safe; calls for one GPU take turns with each other and with those of work.Work.
 
@@ -53,9 +75,9 @@ class Limiting(Protocol):
     parent does not hand the dmem controller down.
     """
 
-    def limit_memory(self, gpu: PciAddress, limits: Mapping[str, MemoryLimit], *, timeout_s: float) -> None:
-        """Set the limits of cgroups, by their full paths, and read them back. A cgroup that is gone has no limit: with NO_LIMIT that
-        is done, with any other it is an error.
+    def limit_memory(self, gpu: PciAddress, wanted: Mapping[str, MemoryLimit], *, timeout_s: float) -> None:
+        """Set the limits of cgroups, by their full paths below the root of cgroups that the caller was given, and read them back. A cgroup that is gone has no limit: with NO_LIMIT that
+        is done, with any other it is an error. Every one is tried before the first error leaves. Raises ValueError as `check`.
         """
 
     def memory_use(self, gpu: PciAddress, cgroups: Sequence[str], *, timeout_s: float) -> Mapping[str, MemoryUse]:

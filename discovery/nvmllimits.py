@@ -48,7 +48,9 @@ class GpuLimits:
         nvmllibrary.ask(self._pynvml, _SET, self._handle, asked)
 
     def memory_use(self, cgroup: str) -> limits.MemoryUse | None:
-        """The limit of a cgroup and what it uses; None where it is not there, or cannot have a limit."""
+        """The limit of a cgroup and what it uses; None where it is not there, or cannot have a limit. One of all that the GPU has is
+        none.
+        """
         try:
             told = self._asked(cgroup)
         except errors.SourceError as err:
@@ -57,6 +59,8 @@ class GpuLimits:
             raise
         most = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         hard = None if told.hardLimit == most else int(told.hardLimit)
+        if hard is not None and hard >= nvmllibrary.ask(self._pynvml, "nvmlDeviceGetMemoryInfo", self._handle).total:
+            hard = None
         used = None if told.currentUsed == most else int(told.currentUsed)
         return limits.MemoryUse(limit=limits.MemoryLimit(soft=int(told.softLimit), hard=hard), used=used)
 

@@ -23,7 +23,8 @@ class ProbeOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where the machine is seen: the places of /sys, /proc and /dev. `mock`: a rendered machine, whose NVML library is
-    taken; the three then lie in it. `driver_root`: where libnvidia-ml is looked for, if not in this file system.
+    taken; the three then lie in it. `driver_root`: where libnvidia-ml is looked for, if not in this file system. `cgroups`: the
+    hierarchy that pods are in, if not that of `sys`.
     """
 
     sys: Path = Path("/sys")
@@ -31,8 +32,14 @@ class Source:
     dev: Path = Path("/dev")
     mock: Path | None = None
     driver_root: Path = Path("/")
+    cgroups: Path | None = None
 
     @property
     def origin(self) -> Origin:
         """Whether what is seen there is this node."""
         return Origin.THIS_NODE if self.mock is None else Origin.RECORDING
+
+    @property
+    def cgroup_root(self) -> Path:
+        """Below which the cgroups are that may be limited."""
+        return self.sys / "fs/cgroup" if self.cgroups is None else self.cgroups

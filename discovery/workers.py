@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing the hardware from a distance: work.Work done by processes (hands.py), so that a call of NVML that hangs or crashes
+"""Changing the hardware from a distance: work.Work and limits.Limiting done by processes (hands.py), so that a call of NVML that hangs or crashes
 costs that call and nobody else's.
 
 Law: nothing here loads pynvml into the calling process, except `InProcessWork`, which is for tests and for commands that end
@@ -13,23 +13,23 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from discovery import codec, errors, frames, mig, options, process, turns, work
+from discovery import codec, errors, limits, mig, options, process, turns, work, workcall
 from discovery.address import PciAddress
 
 _T = TypeVar("_T")
+
+_INSTANCES: Any = tuple[mig.MigInstance, ...]
+_USES: Any = Mapping[str, limits.MemoryUse]
 
 _IDLE_S = 60.0
 """How long a worker that is not needed stays, beside the one that always does."""
 
 _ORPHAN_S = 15.0
 """How long a worker goes on with a change after its agent was killed: a change of the MIG mode and seven instances take less."""
-
-_DROP_S = 2.0
-"""How long a worker may take to say that it let a request go."""
 
 
 class Workers:
@@ -75,7 +75,8 @@ class Workers:
         """See work.Work."""
         check(gpu, wanted)
         request = {"begun": begun, "toggle": toggle, "partitions": [codec.encode(each) for each in wanted]}
-        return self._call(gpu, {"verb": "create", **request}, timeout_s, commit)
+        made: tuple[mig.MigInstance, ...] = self._call(gpu, {"verb": "create", **request}, timeout_s, commit)
+        return made
 
     def destroy(self, gpu: PciAddress, partitions: Sequence[mig.Partition], *, timeout_s: float) -> None:
         """See work.Work."""
@@ -84,6 +85,25 @@ class Workers:
     def whole(self, gpu: PciAddress, *, toggle: bool, timeout_s: float) -> None:
         """See work.Work."""
         self._call(gpu, {"verb": "whole", "toggle": toggle}, timeout_s)
+
+    def limit_memory(self, gpu: PciAddress, wanted: Mapping[str, limits.MemoryLimit], *, timeout_s: float) -> None:
+        """See limits.Limiting."""
+        limits.check(wanted.values())
+        self._call(gpu, {"verb": "limit-memory", "limits": codec.encode(wanted)}, timeout_s)
+
+    def memory_use(
+        self, gpu: PciAddress, cgroups: Sequence[str], *, timeout_s: float
+    ) -> Mapping[str, limits.MemoryUse]:
+        """See limits.Limiting."""
+        request = {"verb": "memory-use", "cgroups": list(cgroups)}
+        told: Mapping[str, limits.MemoryUse] = self._call(gpu, request, timeout_s, answers=_USES)
+        return told
+
+    def set_compute_mode(self, gpu: PciAddress, mode: limits.ComputeMode, *, timeout_s: float) -> limits.ComputeMode:
+        """See limits.Limiting."""
+        request = {"verb": "compute-mode", "mode": mode.value}
+        before: limits.ComputeMode = self._call(gpu, request, timeout_s, answers=limits.ComputeMode)
+        return before
 
     def close(self) -> None:
         """End the workers; idempotent, and from any thread. Those at work are killed, and their turns end with them."""
@@ -103,13 +123,14 @@ class Workers:
         request: dict[str, Any],
         timeout_s: float,
         commit: Callable[[], None] = lambda: None,
-    ) -> tuple[mig.MigInstance, ...]:
-        call = _Call(gpu, request, timeout_s, self._clock, commit)
+        answers: Any = _INSTANCES,
+    ) -> Any:
+        call = workcall.Call(gpu, request, timeout_s, self._clock, commit=commit, answers=answers)
         with self._turn(gpu, call):
             return self._converse(call)
 
     @contextlib.contextmanager
-    def _turn(self, gpu: PciAddress, call: _Call) -> Iterator[None]:
+    def _turn(self, gpu: PciAddress, call: workcall.Call) -> Iterator[None]:
         """The turn at a GPU among the calls of this process: a node that ends all its pods at once needs no worker for each."""
         with self._state:
             mine = self._turns[gpu]
@@ -122,12 +143,12 @@ class Workers:
         finally:
             mine.release()
 
-    def _converse(self, call: _Call) -> tuple[mig.MigInstance, ...]:
+    def _converse(self, call: workcall.Call) -> Any:
         while True:
             worker = self._take(fresh=call.repeated)
             try:
                 answer = call.by(worker)
-            except _BrokenError as err:
+            except workcall.BrokenError as err:
                 status = None if err.late else worker.wait(process.STOP_S)
                 self._lose(worker)
                 if call.may_be_repeated(worker, err):
@@ -215,7 +236,7 @@ class InProcessWork:
         """`locks`: as for Workers; None where nobody else works."""
         from discovery import hands  # noqa: PLC0415 - see the law of this module
 
-        self._divider = hands.divider(source)
+        self._divider, self._limiter = hands.tools(source)
         self._locks = locks
         self._state = threading.Lock()
         self._closed = False
@@ -242,6 +263,37 @@ class InProcessWork:
         """See work.Work."""
         self._do(gpu, lambda: self._divider.whole(gpu, toggle=toggle))
 
+    def limit_memory(
+        self,
+        gpu: PciAddress,
+        wanted: Mapping[str, limits.MemoryLimit],
+        *,
+        timeout_s: float,  # noqa: ARG002 - as above
+    ) -> None:
+        """See limits.Limiting."""
+        limits.check(wanted.values())
+        self._do(gpu, lambda: self._limiter.limit_memory(gpu, wanted))
+
+    def memory_use(
+        self,
+        gpu: PciAddress,
+        cgroups: Sequence[str],
+        *,
+        timeout_s: float,  # noqa: ARG002 - as above
+    ) -> Mapping[str, limits.MemoryUse]:
+        """See limits.Limiting."""
+        return self._do(gpu, lambda: self._limiter.memory_use(gpu, cgroups))
+
+    def set_compute_mode(
+        self,
+        gpu: PciAddress,
+        mode: limits.ComputeMode,
+        *,
+        timeout_s: float,  # noqa: ARG002 - as above
+    ) -> limits.ComputeMode:
+        """See limits.Limiting."""
+        return self._do(gpu, lambda: self._limiter.set_compute_mode(gpu, mode))
+
     def close(self) -> None:
         """Refuse further calls."""
         self._closed = True
@@ -261,139 +313,5 @@ def check(gpu: PciAddress, wanted: Sequence[mig.Partition]) -> None:
         raise ValueError(f"no different partitions of {gpu}: {wanted}")
 
 
-class _BrokenError(Exception):
-    """The conversation with a worker is over without an answer."""
-
-    def __init__(self, err: Exception) -> None:
-        super().__init__(str(err))
-        self.late = isinstance(err.__cause__, TimeoutError)
-
-
-class _Call:
-    """One conversation, up to its answer, with one worker or with a second one."""
-
-    def __init__(
-        self,
-        gpu: PciAddress,
-        request: dict[str, Any],
-        timeout_s: float,
-        clock: Callable[[], float],
-        commit: Callable[[], None],
-    ) -> None:
-        self._about = f"{gpu}: {request['verb']}"
-        self._request = {**request, "gpu": str(gpu)}
-        self._timeout_s = timeout_s
-        self._deadline = clock() + timeout_s
-        self._clock = clock
-        self._commit = commit
-        self._began = self._waits = False
-        self._changes = request["verb"] != "create"
-        self.let_go = False
-        """Whether the worker let the request go in order, after `commit` failed."""
-        self.repeated = False
-        """Whether it is with its second worker, which was started for it."""
-
-    def remaining_s(self) -> float:
-        """How long it may still take."""
-        return self._deadline - self._clock()
-
-    def late(self) -> errors.WorkError:
-        """The error where its turn did not come in time."""
-        return self._error(
-            f"others for this GPU did not end in {self._timeout_s:g} s; nothing was changed", work.Kind.TIMEOUT
-        )
-
-    def by(self, worker: process.Process) -> Any:
-        """The answer of a worker. Raises _BrokenError, and what `commit` does."""
-        self._began = self._waits = False
-        self._spoken(worker.tell, self._request)
-        self._heard(worker)
-        self._began = True
-        while True:
-            answer = self._heard(worker)
-            if "waits" in answer:
-                self._waits = True
-            elif "found" in answer:
-                self._waits = False
-                self._go(worker)
-            else:
-                return answer
-
-    def may_be_repeated(self, worker: process.Process, err: _BrokenError | None) -> bool:
-        """Whether another worker may be asked, which is asked once: this one had worked before, and was killed while it had
-        nothing to do, or has loaded the library of a driver that is no longer there.
-        """
-        idle = err is None or not (self._began or err.late)
-        if self.repeated or not idle or not worker.used:
-            return False
-        self.repeated = True
-        return True
-
-    def result(self, answer: Any) -> tuple[mig.MigInstance, ...]:
-        """What a worker answered. Raises WorkError."""
-        try:
-            if "answer" in answer:
-                instances: tuple[mig.MigInstance, ...] = codec.decode(_INSTANCES, answer["answer"], place="instances")
-                return instances
-            if "outlived" in answer:
-                raise self._error(f"the NVIDIA driver does not fit its library: {answer['outlived']}")
-            raise errors.WorkError(
-                str(answer["error"]),
-                kind=work.Kind(answer["kind"]),
-                retryable=bool(answer["retryable"]),
-                clean=answer.get("clean") is True,
-            )
-        except (errors.DocumentError, KeyError, TypeError, ValueError) as err:
-            raise self._error(f"the worker gave an answer that is none: {err}") from err
-
-    def lost(self, worker: process.Process, status: int | None, err: _BrokenError) -> errors.WorkError:
-        """The error for a worker that gave no answer."""
-        left = "how far it came is not known" if self._changes else "nothing was changed"
-        if err.late:
-            why = (
-                "another process of this node does not end its turn at the GPU"
-                if self._waits
-                else "a hung call of NVML"
-            )
-            return self._error(
-                f"no answer within {self._timeout_s:g} s ({why}); the worker was killed, and {left}", work.Kind.TIMEOUT
-            )
-        died = f"the worker {process.ending(status)}" if status is not None else f"the worker is lost ({err})"
-        said = worker.last_words()
-        return self._error(f"{died}, and {left}" + (f"; its last output: {said}" if said else ""))
-
-    def _go(self, worker: process.Process) -> None:
-        since = self._clock()
-        try:
-            self._commit()
-        except BaseException:
-            self._deadline = self._clock() + _DROP_S
-            with contextlib.suppress(_BrokenError):
-                self._spoken(worker.tell, {"go": False})
-                self.let_go = "dropped" in self._heard(worker)
-            raise
-        self._deadline += self._clock() - since
-        self._changes = True
-        self._spoken(worker.tell, {"go": True})
-
-    def _heard(self, worker: process.Process) -> Any:
-        answer = self._spoken(worker.hear, self.remaining_s)
-        if not isinstance(answer, dict):
-            raise _BrokenError(frames.FrameError("a message that is none"))
-        return answer
-
-    def _spoken(self, speak: Callable[[Any], _T], argument: Any) -> _T:
-        try:
-            return speak(argument)
-        except (frames.FrameError, OSError) as err:
-            raise _BrokenError(err) from err
-
-    def _error(self, message: str, kind: work.Kind = work.Kind.FAILED) -> errors.WorkError:
-        return errors.WorkError(f"{self._about}: {message}", kind=kind, retryable=True)
-
-
 def _closed() -> errors.WorkError:
     return errors.WorkError("the workers are closed", kind=work.Kind.FAILED, retryable=False)
-
-
-_INSTANCES: Any = tuple[mig.MigInstance, ...]
