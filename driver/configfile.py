@@ -18,7 +18,7 @@ import pydantic
 
 from discovery import address, document, strict
 from discovery.errors import DocumentError
-from driver import config
+from driver import config, configshares
 from driver.errors import ConfigError
 from driver.sharing import globs, hiding, rules
 
@@ -134,14 +134,17 @@ class SharingRule(strict.Section):
     match: Annotated[Match | None, _NOT_NULL] = None
     """Which GPUs the rule is for; without it, all that no earlier rule took."""
 
-    mode: Literal["exclusive", "mig-static", "mig-dynamic"]
-    """exclusive: the whole GPU. mig-static: MIG instances that somebody made. mig-dynamic: the whole, or instances made at need."""
+    mode: Literal["exclusive", "mig-static", "mig-dynamic", "shares"]
+    """exclusive: the whole GPU. mig-static: MIG instances that somebody made. mig-dynamic: the whole, or instances made at need. shares: portions of it."""
 
     fallback: Literal["whole", "none"] = "whole"
-    """What is offered of a mig-dynamic GPU where the API server drops the fields that its parts need: whole GPU, or none."""
+    """What is offered where the API server drops the fields that parts or shares need: the GPU, or the instance, as a whole, or none."""
 
     profiles: Annotated[Profiles | None, _NOT_NULL, pydantic.BeforeValidator(_is_a_short_list)] = None
     """Patterns of the MIG profiles that are offered of a mig-dynamic GPU: `1g.*`; without it, all."""
+
+    shares: Annotated[configshares.Shares | None, _NOT_NULL] = None
+    """In which shares memory and compute are given out; needed by mode shares, and allowed with mig-static."""
 
 
 class AgentConfig(strict.Section):
@@ -217,6 +220,7 @@ def _rule(read: SharingRule) -> rules.Rule:
         mode=rules.Mode(read.mode),
         fallback=rules.Fallback(read.fallback),
         profiles=read.profiles or (),
+        shares=None if read.shares is None else configshares.value(read.shares),
     )
 
 
@@ -227,6 +231,8 @@ def _sharing_problems(sharing: Sequence[rules.Rule], source: document.Document) 
         for index, rule in enumerate(sharing)
         if rule.profiles and rule.mode is not rules.Mode.MIG_DYNAMIC
     ]
+    for index, rule in enumerate(sharing):
+        problems += configshares.problems(rule, source, ("sharing", index))
     problems += [
         f"{source.where(('sharing', index))}: has no effect: every GPU that it matches is taken by sharing[{before}] (line"
         f" {source.line(('sharing', before))}) before it; put it in front of that, or remove it"
@@ -260,11 +266,15 @@ def _rule_to_json(rule: rules.Rule) -> dict[str, object]:
         "numaNode": rule.match.numa_node,
         "count": rule.match.count,
     }
-    return {
-        "match": {name: value for name, value in match.items() if value is not None},
-        "mode": rule.mode.value,
-        "fallback": rule.fallback.value,
-    } | ({"profiles": list(rule.profiles)} if rule.profiles else {})
+    return (
+        {
+            "match": {name: value for name, value in match.items() if value is not None},
+            "mode": rule.mode.value,
+            "fallback": rule.fallback.value,
+        }
+        | ({"profiles": list(rule.profiles)} if rule.profiles else {})
+        | ({"shares": configshares.to_json(rule.shares)} if rule.shares is not None else {})
+    )
 
 
 def json_schema() -> dict[str, Any]:

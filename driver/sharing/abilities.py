@@ -3,23 +3,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from discovery import model
 from driver.sharing.shares import Compute, Enforcement, Memory, Shares
 
 Level = TypeVar("Level", Memory, Compute)
+
+MPS_CLIENTS = 48
+"""How many CUDA contexts the server of MPS has on one device, from Volta on, up to CUDA 13.0 (MPS documentation, Client-Server
+Connection Limits). Every sharer needs one at least.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
     """Of one GPU, or of its MIG instances. `memory` and `compute` say of every level but `none` why the node cannot do it,
-    in a sentence that says what would help; a level without an entry can be done.
+    in a sentence that says what would help; a level without an entry can be done. `passing_memory`, `passing_compute`: those of
+    them whose reason may pass without anybody doing anything. `mps_clients`: how many sharers MPS can serve.
     """
 
     memory: Mapping[Memory, str] = field(default_factory=dict)
     compute: Mapping[Compute, str] = field(default_factory=dict)
+    passing_memory: frozenset[Memory] = frozenset()
+    passing_compute: frozenset[Compute] = frozenset()
+    mps_clients: int = MPS_CLIENTS
+
+
+Can = Callable[[model.Gpu], Abilities]
+"""What this node can enforce of the shares of a GPU as it is now, divided by MIG or not."""
+
+
+def without(reason: str, *, passing: bool = False) -> Abilities:
+    """A GPU of which nothing can be enforced, for one reason."""
+    memory: dict[Memory, str] = {level: reason for level in Memory if level is not Memory.NONE}
+    compute: dict[Compute, str] = {level: reason for level in Compute if level is not Compute.NONE}
+    return Abilities(
+        memory=memory,
+        compute=compute,
+        passing_memory=frozenset(memory if passing else ()),
+        passing_compute=frozenset(compute if passing else ()),
+    )
+
+
+def unknown(_gpu: model.Gpu) -> Abilities:
+    """What can be enforced where nobody looked."""
+    return without("what this node can do is not known here")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +72,20 @@ def enforcement(shares: Shares, can: Abilities) -> Enforcement | Lacking:
     if compute is None:
         reasons += [f"compute by {level}: {can.compute[level]}" for level in _acceptable(Compute, shares.compute)]
     return Lacking(reasons=tuple(reasons))
+
+
+def outlasts(held: Enforcement, shares: Shares, can: Abilities) -> bool:
+    """Whether an enforcement that is in use would be acceptable, and cannot be had now for reasons alone that may pass by themselves."""
+    if held.memory not in _acceptable(Memory, shares.memory) or held.compute not in _acceptable(
+        Compute, shares.compute
+    ):
+        return False
+    memory, compute = held.memory in can.memory, held.compute in can.compute
+    return (
+        (memory or compute)
+        and (not memory or held.memory in can.passing_memory)
+        and (not compute or held.compute in can.passing_compute)
+    )
 
 
 def _strongest(levels: type[Level], least: Level, why_not: Mapping[Level, str]) -> Level | None:

@@ -3,7 +3,7 @@
 
 Whatever a device was published under stays in force while somebody holds it, so a change waits for the last claim on its GPU.
 What was published is known from the record, so this is the same after a restart of the agent, and after one that changed the
-configuration.
+configuration. So it is with what keeps shares apart: what this node can do may become more or less, and what is in use stays.
 
 A GPU that is mig-dynamic no more may have its MIG mode left on by the agent, which turns it off only when somebody wants the
 whole. Until then it is mig-dynamic without parts: the whole is offered, and who prepares it may turn MIG off.
@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 
 from discovery import mig, model
 from discovery.address import PciAddress
-from driver.sharing import policy
+from driver import quantity
+from driver.sharing import abilities, policy
 from driver.sharing.rules import Mode, Policy, Rule
+from driver.sharing.shares import Enforcement, Shares, TimeSlice
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ _NO_PARTS = ("",)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """A published device, as the record has it. `mode`: of its GPU when it was published. `profile`: of a partition, None of
-    a whole GPU. `uuid` and `product` are those of the GPU.
+    a whole GPU. `uuid` and `product` are those of the GPU. `shares`, `enforcement`: of the policy under which it was published,
+    there together.
     """
 
     name: str
@@ -42,6 +45,8 @@ class Standing:
     profile: str | None = None
     uuid: str | None = None
     product: str | None = None
+    shares: Shares | None = None
+    enforcement: Enforcement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +72,14 @@ class Effective:
         *,
         standing: Callable[[], Iterable[Standing]],
         holders: Callable[[Collection[str]], Mapping[str, str]] = lambda _names: {},
+        can: Callable[[model.Snapshot], abilities.Can] = lambda _snapshot: abilities.unknown,
     ) -> None:
         """`standing`: what is published; may raise RecordError, which leaves `look` and `policies`. `holders`: the claims that
-        have some devices, for a person.
+        have some devices, for a person. `can`: what of shares can be enforced; answers at once.
         """
         self._standing = standing
         self._holders = holders
+        self._can = can
         self._lock = threading.Lock()
         self._rules = tuple(rules)
         self._version = 0
@@ -98,6 +105,11 @@ class Effective:
         """From now on these rules count."""
         with self._lock:
             self._rules = tuple(rules)
+            self._version += 1
+
+    def abilities_changed(self) -> None:
+        """`can` gives other answers than before."""
+        with self._lock:
             self._version += 1
 
     def published_anew(self) -> None:
@@ -151,7 +163,8 @@ class Effective:
         standing: dict[PciAddress, list[Standing]] = {}
         for device in devices:
             standing.setdefault(device.address, []).append(device)
-        desired = policy.resolve(self._rules, [self._identified(gpu, standing) for gpu in snapshot.gpus])
+        gpus = [self._identified(gpu, standing) for gpu in snapshot.gpus]
+        desired = policy.resolve(self._rules, gpus, can=self._can(snapshot))
         leaving = {
             address: gone
             for address, wanted in desired.policies.items()
@@ -179,7 +192,7 @@ class Effective:
         waits = tuple(
             _Wait(
                 address=address,
-                kept=self._kept(address, holding[0].mode, standing[address]),
+                kept=self._kept(holding[0], standing[address]),
                 wanted=desired.policies[address],
                 devices=tuple(device.name for device in holding),
             )
@@ -205,15 +218,19 @@ class Effective:
             return gpu
         return replace(gpu, uuid=gpu.uuid or known[0], product=gpu.product or known[1])
 
-    def _kept(self, address: PciAddress, mode: Mode, standing: Sequence[Standing]) -> Policy:
+    def _kept(self, held: Standing, standing: Sequence[Standing]) -> Policy:
         """The policy by which the devices of a GPU were published: as it was, or, after a restart, as it can be told from them."""
-        last = self._last.get(address)
-        if last is not None and last.mode is mode:
+        last = self._last.get(held.address)
+        if last is not None and (last.mode, last.shares, last.enforcement) == (
+            held.mode,
+            held.shares,
+            held.enforcement,
+        ):
             return last
-        if mode is not Mode.MIG_DYNAMIC:
-            return Policy(mode=mode)
-        profiles = {device.profile for device in standing if device.mode is mode and device.profile is not None}
-        return Policy(mode=mode, profiles=tuple(sorted(profiles)) or _NO_PARTS)
+        if held.mode is not Mode.MIG_DYNAMIC:
+            return Policy(mode=held.mode, shares=held.shares, enforcement=held.enforcement)
+        profiles = {device.profile for device in standing if device.mode is held.mode and device.profile is not None}
+        return Policy(mode=held.mode, profiles=tuple(sorted(profiles)) or _NO_PARTS)
 
     def _finding(self, wait: _Wait) -> model.Finding:
         claims = self._holders(wait.devices)
@@ -230,7 +247,7 @@ class Effective:
 
 def _stays(device: Standing, wanted: Policy) -> bool:
     """Whether a policy offers a device as it was published."""
-    if device.mode is not wanted.mode:
+    if (device.mode, device.shares, device.enforcement) != (wanted.mode, wanted.shares, wanted.enforcement):
         return False
     return (
         device.mode is not Mode.MIG_DYNAMIC or device.profile is None or policy.offers_profile(wanted, device.profile)
@@ -261,4 +278,20 @@ def _left_on(address: PciAddress) -> model.Finding:
 def _spelt(of_gpu: Policy) -> str:
     if of_gpu.profiles == _NO_PARTS:
         return f"{of_gpu.mode} without parts"
+    if of_gpu.shares is not None and of_gpu.enforcement is not None:
+        return f"{of_gpu.mode} ({_spelt_shares(of_gpu.shares, of_gpu.enforcement)})"
     return f"{of_gpu.mode} of {', '.join(of_gpu.profiles)}" if of_gpu.profiles else str(of_gpu.mode)
+
+
+def _spelt_shares(shares: Shares, enforcement: Enforcement) -> str:
+    parts = [
+        f"steps of {quantity.format_bytes(shares.memory_step)} and {shares.compute_step} percent",
+        f"{shares.max_sharers} sharers",
+        f"memory by {enforcement.memory}",
+        f"compute by {enforcement.compute}",
+    ]
+    if shares.default_compute is not None:
+        parts.insert(1, f"{shares.default_compute} percent unasked")
+    if shares.time_slice is not TimeSlice.DEFAULT:
+        parts.append(f"{shares.time_slice} turns")
+    return ", ".join(parts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from discovery import mig, model
 from discovery.address import PciAddress
-from driver.sharing import globs
+from driver.sharing import abilities, globs, sharable
 from driver.sharing.rules import EXCLUSIVE, Match, Mode, Policy, Rule
 
 _Maker = Callable[[str, model.Severity, str], model.Finding]
@@ -30,8 +30,10 @@ class Resolved:
     waiting: Mapping[PciAddress, frozenset[str]] = field(default_factory=dict)
 
 
-def resolve(rules: Sequence[Rule], gpus: Sequence[model.Gpu]) -> Resolved:
-    """What the rules say of these GPUs, and nothing else: not what is published, and who holds it."""
+def resolve(rules: Sequence[Rule], gpus: Sequence[model.Gpu], *, can: abilities.Can = abilities.unknown) -> Resolved:
+    """What the rules say of these GPUs, and nothing else: not what is published, and who holds it. `can`: what of shares can be
+    enforced here, asked of the GPUs alone that are to be shared.
+    """
     policies = {gpu.address: EXCLUSIVE for gpu in gpus}
     findings: list[model.Finding] = []
     left = sorted(gpus, key=lambda gpu: gpu.address)
@@ -41,8 +43,12 @@ def resolve(rules: Sequence[Rule], gpus: Sequence[model.Gpu]) -> Resolved:
             findings.append(_unused(index, rule, gpus))
         left = [gpu for gpu in left if gpu not in taken]
         for gpu in taken:
-            policies[gpu.address] = _possible(rule, gpu)
+            possible = _possible(rule, gpu)
             findings += _odd(rule, gpu)
+            if possible.mode is rule.mode and rule.shares is not None:
+                possible, odd = sharable.shared(rule, gpu, can(gpu))
+                findings += odd
+            policies[gpu.address] = possible
     return Resolved(policies=policies, findings=tuple(findings))
 
 

@@ -17,6 +17,7 @@ from driver import configfile
 from driver.errors import ConfigError
 from driver.sharing import rules
 from driver.sharing.rules import Fallback, Match, Mode, Rule
+from driver.sharing.shares import Compute, Memory, Shares
 
 ROOT = Path(__file__).parents[4]
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
@@ -44,6 +45,13 @@ def test_the_documented_rules_are_read() -> None:
             profiles=("1g.10gb", "3g.*"),
         ),
         Rule(match=Match(numa_node=1), mode=Mode.MIG_STATIC),
+        Rule(
+            match=Match(address=address.parse("0000:9d:00.0")),
+            mode=Mode.SHARES,
+            shares=Shares(
+                memory_step=1 << 30, compute_step=5, max_sharers=8, memory=Memory.CGROUP, compute=Compute.MPS
+            ),
+        ),
     )
 
 
@@ -68,8 +76,8 @@ def test_every_condition_is_read() -> None:
         ("sharing:\n", ["c.yaml:3: sharing: must be a list, not null"]),
         ("sharing: {mode: exclusive}\n", ["c.yaml:3: sharing: must be a list"]),
         (
-            "sharing:\n- mode: shares\n",
-            ["c.yaml:4: sharing[0].mode: must be 'exclusive', 'mig-static' or 'mig-dynamic', not 'shares'"],
+            "sharing:\n- mode: share\n",
+            ["c.yaml:4: sharing[0].mode: must be 'exclusive', 'mig-static', 'mig-dynamic' or 'shares', not 'share'"],
         ),
         (
             "sharing:\n- mod: exclusive\n",
@@ -80,7 +88,7 @@ def test_every_condition_is_read() -> None:
             "sharing:\n- match:\n  product: A30\n  mode: exclusive\n",
             [
                 "c.yaml:4: sharing[0].match: must not be null: give a value, or leave it out",
-                "c.yaml:5: sharing[0].product: unknown key; known here: fallback, match, mode, profiles",
+                "c.yaml:5: sharing[0].product: unknown key; known here: fallback, match, mode, profiles, shares",
             ],
         ),
         (
