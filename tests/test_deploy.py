@@ -9,12 +9,14 @@ together, and whether they work, is seen on a real node (tests/e2e).
 - the folders of components/paths are all places where they stand
 - the configuration file of components/config is valid, and mounted so that changes reach running agents
 - the bounds of claims are those of the judge that measures them, and its classes are the installed ones
+- what the policy for the configuration of claims takes is what the agent reads
 - names that stand in several places; the image stands in one
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shutil
 import subprocess
@@ -26,9 +28,10 @@ import pytest
 import yaml
 
 from discovery import document
-from driver import config, configfile, options, values
+from driver import config, configfile, options, quantity, values
 from driver.kube import access, client
 from driver.observe import metrics, pages
+from driver.prepare import claimconfig, claimschema
 from driver.standin import apiserver
 from driver.version import VERSION
 from hack.judges import impossible, migclaims
@@ -228,6 +231,14 @@ def test_a_class_takes_devices_of_one_type_of_this_driver(name: str, kind: str) 
     )
 
 
+def test_a_class_takes_what_is_shared_of_this_driver() -> None:
+    """Also on servers that know no such field: they refuse an expression that names it outright."""
+    (selector,) = one("DeviceClass", "share.nearfield.dev")["spec"]["selectors"]
+    assert selector["cel"]["expression"] == (
+        f'device.driver == "{values.DRIVER_NAME}" && dyn(device).?allowMultipleAllocations.orValue(false)'
+    )
+
+
 def test_every_variable_is_an_option() -> None:
     known = {option.variable for option in options.OPTIONS}
     used = {item["name"] for item in container()["env"]}
@@ -304,6 +315,30 @@ def test_the_bounds_of_claims_are_those_that_were_measured() -> None:
     ]
     classes = {body["metadata"]["name"]: body["spec"] for body in base() if body["kind"] == "DeviceClass"}
     assert {body["metadata"]["name"]: body["spec"] for body in migclaims.CLASSES}.items() <= classes.items()
+
+
+def test_the_policy_for_the_configuration_of_claims_knows_what_the_agent_does() -> None:
+    policy, binding = documents(DEPLOY / "components/claim-config-policy/policy.yaml")
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    said = {variable["name"]: variable["expression"] for variable in policy["spec"]["variables"]}
+    lists = {
+        "memoryLevels": claimconfig.MemoryLevel,
+        "computeLevels": claimconfig.ComputeLevel,
+        "priorities": claimconfig.Priority,
+    }
+    assert {name: json.loads(said[name]) for name in lists} == {name: list(kinds) for name, kinds in lists.items()}
+    assert json.loads(said["driver"]) == values.DRIVER_NAME
+    assert json.loads(said["apiVersion"]) == claimconfig.API_VERSION
+    # A dot as a class, as CEL, YAML and JSON have their own ideas of what a backslash is.
+    pattern = claimconfig.QUANTITY_PATTERN.replace(r"\.", "[.]")
+    assert json.loads(said["quantityPattern"]) == f"^{pattern}$"
+    assert 'quantity("1Ei")' in said["readable"]
+    assert quantity.parse("1Ei") == claimconfig.MOST_BYTES
+    rules = " ".join(rule["expression"] for rule in policy["spec"]["validations"])
+    assert 'quantity("1Mi")' in rules
+    assert quantity.parse("1Mi") == claimconfig.LEAST_BYTES
+    known = json.loads(re.findall(r"field in (\[[^\]]*\])", said["shaped"])[0])
+    assert known == list(claimschema.json_schema()["properties"])
 
 
 def test_the_podmonitor_scrapes_what_the_annotations_did() -> None:

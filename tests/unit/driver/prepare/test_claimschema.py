@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from driver.errors import ClaimError
 from driver.prepare import claimconfig, claimschema
@@ -80,3 +81,20 @@ def test_what_a_schema_cannot_say_is_refused_by_the_reader(name: str) -> None:
     parameters, _ = claimconfigs.WRONG[name]
     assert not read(parameters)
     assert fits(claimschema.json_schema(), parameters)
+
+
+def test_the_page_shows_what_is_read() -> None:
+    page = (ROOT / "docs/claimconfig.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (entry,) = yaml.safe_load(block)["spec"]["devices"]["config"]
+    shown = entry["opaque"]["parameters"]
+    assert read(shown)
+    parts = {
+        name: part["properties"] for name, part in claimschema.json_schema()["properties"].items() if "type" in part
+    }
+    assert {name: shown[name].keys() for name in parts} == {name: fields.keys() for name, fields in parts.items()}
+    told = dict(re.findall(r"^\| `([a-zA-Z.]+)` \| ([^|]+) \|", page, re.MULTILINE))
+    assert told.keys() == {f"{name}.{field}" for name, fields in parts.items() for field in fields}
+    for name, fields in parts.items():
+        for field, schema in fields.items():
+            assert re.findall(r"`(\w+)`", told[f"{name}.{field}"]) == schema.get("enum", [])
