@@ -25,6 +25,8 @@ def _standing(device: devices.Device) -> effective.Standing:
         profile=_text(device, attributes.PROFILE),
         uuid=_text(device, attributes.PARENT_UUID if part else attributes.UUID),
         product=_text(device, attributes.PRODUCT_NAME),
+        shares=device.shares,
+        enforcement=device.enforcement,
     )
 
 

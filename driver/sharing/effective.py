@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from discovery import mig, model
 from discovery.address import PciAddress
 from driver import quantity
-from driver.sharing import abilities, policy
+from driver.sharing import abilities, policy, sharable
 from driver.sharing.rules import Mode, Policy, Rule
 from driver.sharing.shares import Enforcement, Shares, TimeSlice
 
@@ -164,7 +164,7 @@ class Effective:
         for device in devices:
             standing.setdefault(device.address, []).append(device)
         gpus = [self._identified(gpu, standing) for gpu in snapshot.gpus]
-        desired = policy.resolve(self._rules, gpus, can=self._can(snapshot))
+        desired = policy.resolve(self._rules, gpus, can=self._can(snapshot), published=_published(standing))
         leaving = {
             address: gone
             for address, wanted in desired.policies.items()
@@ -236,13 +236,25 @@ class Effective:
         claims = self._holders(wait.devices)
         shown = [f"{name} ({claims.get(name, 'allocated to a claim')})" for name in wait.devices[:_SHOWN]]
         more = f" and {len(wait.devices) - _SHOWN} more" if len(wait.devices) > _SHOWN else ""
+        shares = wait.kept.shares is not None or wait.wanted.shares is not None
+        who = "the configuration says and this node can do" if shares else "the configuration says"
         return model.Finding(
             code="sharing-waits",
             severity=model.Severity.INFO,
             subject=str(wait.address),
             message=f"Shared by policy {_spelt(wait.kept)} until nobody has {', '.join(shown)}{more}; then by"
-            f" {_spelt(wait.wanted)}, as the configuration says",
+            f" {_spelt(wait.wanted)}, as {who}",
         )
+
+
+def _published(standing: Mapping[PciAddress, Iterable[Standing]]) -> dict[PciAddress, sharable.Published]:
+    """Under what the shares of each GPU are published."""
+    return {
+        address: sharable.Published(shares=device.shares, enforcement=device.enforcement)
+        for address, devices in standing.items()
+        for device in devices
+        if device.shares is not None and device.enforcement is not None
+    }
 
 
 def _stays(device: Standing, wanted: Policy) -> bool:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from discovery import model
 from driver.sharing import abilities
@@ -40,7 +40,8 @@ class Means:
 def node_abilities(gpu: model.Gpu, snapshot: model.Snapshot, means: Means) -> Abilities:
     """What can be enforced of the shares of a GPU, or, where it is divided by MIG, of its instances."""
     if gpu.state is not model.GpuState.READY:
-        return abilities.without(f"the GPU cannot be used now ({gpu.state})", passing=True)
+        away = abilities.without(f"the GPU cannot be used now ({gpu.state})", passing=True)
+        return replace(away, mps_clients=_clients(snapshot.nvidia_driver))
     mps, legacy, turns = _mps_v3(gpu, means), _mps_legacy(gpu, means), _turns(gpu, means)
     by_cgroup = _cgroup(gpu, snapshot)
     memory = {Memory.CGROUP: by_cgroup, Memory.MPS: mps, Memory.COOPERATIVE: legacy}

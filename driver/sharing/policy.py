@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from discovery import mig, model
 from discovery.address import PciAddress
@@ -17,6 +18,7 @@ from driver.sharing.rules import EXCLUSIVE, Match, Mode, Policy, Rule
 
 _Maker = Callable[[str, model.Severity, str], model.Finding]
 _MIG_MODES = frozenset({Mode.MIG_STATIC, Mode.MIG_DYNAMIC})
+_NOTHING: Mapping[PciAddress, sharable.Published] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +32,15 @@ class Resolved:
     waiting: Mapping[PciAddress, frozenset[str]] = field(default_factory=dict)
 
 
-def resolve(rules: Sequence[Rule], gpus: Sequence[model.Gpu], *, can: abilities.Can = abilities.unknown) -> Resolved:
-    """What the rules say of these GPUs, and nothing else: not what is published, and who holds it. `can`: what of shares can be
-    enforced here, asked of the GPUs alone that are to be shared.
+def resolve(
+    rules: Sequence[Rule],
+    gpus: Sequence[model.Gpu],
+    *,
+    can: abilities.Can = abilities.unknown,
+    published: Mapping[PciAddress, sharable.Published] = _NOTHING,
+) -> Resolved:
+    """What the rules say of these GPUs, whoever holds them. `can`: what of shares can be enforced here, asked of the GPUs alone that
+    are to be shared. `published`: under what their shares are published, which counts where an ability is away for a moment.
     """
     policies = {gpu.address: EXCLUSIVE for gpu in gpus}
     findings: list[model.Finding] = []
@@ -46,7 +54,7 @@ def resolve(rules: Sequence[Rule], gpus: Sequence[model.Gpu], *, can: abilities.
             possible = _possible(rule, gpu)
             findings += _odd(rule, gpu)
             if possible.mode is rule.mode and rule.shares is not None:
-                possible, odd = sharable.shared(rule, gpu, can(gpu))
+                possible, odd = sharable.shared(rule, gpu, can(gpu), published=published.get(gpu.address))
                 findings += odd
             policies[gpu.address] = possible
     return Resolved(policies=policies, findings=tuple(findings))

@@ -7,7 +7,7 @@ What cannot be shared as its rule says is handed out to one claim at a time: the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from discovery import model
 from driver import quantity
@@ -17,19 +17,33 @@ from driver.sharing.rules import EXCLUSIVE, Mode, Policy, Rule
 from driver.sharing.shares import Enforcement, Shares
 
 
-def shared(rule: Rule, gpu: model.Gpu, can: Abilities) -> tuple[Policy, tuple[model.Finding, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Under what the shares of a GPU are published."""
+
+    shares: Shares
+    enforcement: Enforcement
+
+
+def shared(
+    rule: Rule, gpu: model.Gpu, can: Abilities, *, published: Published | None = None
+) -> tuple[Policy, tuple[model.Finding, ...]]:
     """The policy of a GPU by a rule with `shares`, and what a person should know of it. Of a GPU that cannot be read now nothing is
-    said.
+    said. What its shares are published under stays while it cannot be had for reasons that may pass by themselves.
     """
     assert rule.shares is not None
     found = _enforcement(rule, gpu, can)
+    clients = can.mps_clients
+    if published is not None and abilities.outlasts(published.enforcement, rule.shares, can):
+        found = published.enforcement
+        clients = max(clients, published.shares.max_sharers)
     if isinstance(found, Lacking):
         said = (_not_possible(rule, gpu, found.reasons),) if gpu.state is model.GpuState.READY else ()
         return _alone(rule), said
-    within, cut = _within(rule.shares, found, can)
+    within, cut = _within(rule.shares, found, clients)
     policy = Policy(mode=rule.mode, fallback=rule.fallback, shares=within, enforcement=found)
-    if rule.mode is Mode.SHARES and measures.whole(gpu, policy) is None:
-        return _alone(rule), (_not_possible(rule, gpu, _too_small(gpu, rule.shares)),)
+    if rule.mode is Mode.SHARES and gpu.memory_bytes is not None and measures.whole(gpu, policy) is None:
+        return _alone(rule), (_not_possible(rule, gpu, (_too_small(gpu.memory_bytes, rule.shares),)),)
     return policy, (_cut(gpu, rule.shares, within),) if cut else ()
 
 
@@ -46,19 +60,17 @@ def _alone(rule: Rule) -> Policy:
     return EXCLUSIVE if rule.mode is Mode.SHARES else Policy(mode=rule.mode, fallback=rule.fallback)
 
 
-def _within(shares: Shares, enforcement: Enforcement, can: Abilities) -> tuple[Shares, bool]:
+def _within(shares: Shares, enforcement: Enforcement, clients: int) -> tuple[Shares, bool]:
     """The shares with no more sharers than MPS has clients, where it has a part in them."""
     by_mps = enforcement.by_mps or enforcement.by_legacy_mps
-    if not by_mps or shares.max_sharers <= can.mps_clients:
+    if not by_mps or shares.max_sharers <= clients:
         return shares, False
-    return replace(shares, max_sharers=can.mps_clients), True
+    return replace(shares, max_sharers=clients), True
 
 
-def _too_small(gpu: model.Gpu, shares: Shares) -> tuple[str, ...]:
-    if gpu.memory_bytes is None:
-        return ("its memory is not known",)
-    step, memory = quantity.format_bytes(shares.memory_step), quantity.format_bytes(gpu.memory_bytes)
-    return (f"two steps of {step} are more than its memory ({memory}): give the rule a smaller memoryStep",)
+def _too_small(memory_bytes: int, shares: Shares) -> str:
+    step, memory = quantity.format_bytes(shares.memory_step), quantity.format_bytes(memory_bytes)
+    return f"two steps of {step} are more than its memory ({memory}): give the rule a smaller memoryStep"
 
 
 def _not_possible(rule: Rule, gpu: model.Gpu, reasons: Iterable[str]) -> model.Finding:
