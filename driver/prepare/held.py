@@ -49,6 +49,8 @@ class Result:
     consumed_capacity: Mapping[str, str] = field(default_factory=dict)
     admin: bool = False
     share: shareuse.ShareUse | None = None
+    described: str | None = None
+    """The folder of its claim below that of metadata files in a container; on the first result of each request that has a file."""
 
 
 def mps_share(device: HeldDevice, result: Result) -> mps.Share | None:
@@ -98,6 +100,8 @@ def result_object(result: Result) -> dict[str, Any]:
         document["adminAccess"] = True
     if result.share is not None:
         document["share"] = shareuse.to_object(result.share)
+    if result.described is not None:
+        document["described"] = result.described
     return document
 
 
@@ -114,6 +118,7 @@ def result_of(value: Any) -> Result:
         },
         admin=document.get("adminAccess") is True,
         share=shareuse.from_object(document["share"]) if "share" in document else None,
+        described=typed.string(document, "described") if "described" in document else None,
     )
 
 

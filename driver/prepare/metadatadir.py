@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata files of prepared claims on the host: a folder for each claim, with a file for each request.
+
+A claim is prepared whether or not they can be written: what cannot be written is said in the log, and not mounted. The folder is
+named by the UID, as a claim that is made again with the name of another is another. Nothing is synced: after a loss of power
+kubelet has every claim prepared again before a container may use it. Whoever calls for a claim's files holds its lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from driver import condition
+from driver.errors import RecordError
+from driver.prepare import claims, files, ledger, metadata
+
+logger = logging.getLogger(__name__)
+
+_DIRECTORY_MODE = 0o755
+_FILE_MODE = 0o644
+"""Containers read them as any user."""
+
+
+class MetadataDirectory:
+    """The folder of all of them. No method raises."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        driver: str,
+        published: Callable[[Collection[str]], Mapping[str, metadata.Attributes]],
+    ) -> None:
+        """`path` is the same on the host. `published`: what is published of some devices, by name; it may raise RecordError."""
+        self.path = path
+        self._folder = str(path)
+        self._driver = driver
+        self._published = published
+        self._writing = condition.Condition(logger, recovered="Metadata of claims is written again")
+        self._removing = condition.Condition(logger, recovered="Metadata of claims is removed again")
+
+    def host_path(self, uid: str, request: str) -> str:
+        """Of the file of a request."""
+        return f"{self._folder}/{uid}/{metadata.file_name(request)}"
+
+    def write(self, entry: ledger.Entry) -> bool:
+        """Write the files of a claim, whatever was there; whether all are there."""
+        if not metadata.requests(entry):
+            return False
+        try:
+            attributes = self._published({device.name for device in entry.devices})
+            folder = f"{self._folder}/{entry.claim.uid}"
+            self._make(folder)
+            for name, data in metadata.documents(entry, driver=self._driver, attributes=attributes):
+                files.write_atomic(folder, name, data, mode=_FILE_MODE)
+        except (OSError, RecordError) as error:
+            self._writing.failed(f"Containers of {entry.claim} get no metadata of their devices: {error}")
+            return False
+        self._writing.passed()
+        return True
+
+    def ensure(self, entry: ledger.Entry) -> bool:
+        """See that the files of a claim are there; whether all are."""
+        return self.complete(entry) or self.write(entry)
+
+    def complete(self, entry: ledger.Entry) -> bool:
+        """Whether a claim has files, and all of them are there."""
+        names = metadata.requests(entry)
+        return bool(names) and all(_is_file(self.host_path(entry.claim.uid, name)) for name in names)
+
+    def remove(self, uid: str) -> None:
+        """Remove what a claim has. What cannot be removed is removed by a later `uids`."""
+        try:
+            shutil.rmtree(f"{self._folder}/{uid}")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._removing.failed(f"The metadata of claim {uid} cannot be removed: {error}")
+        else:
+            self._removing.passed()
+
+    def uids(self) -> frozenset[str]:
+        """The claims that have a folder."""
+        try:
+            return frozenset(path.name for path in self.path.iterdir() if claims.acceptable_uid(path.name))
+        except OSError:
+            return frozenset()
+
+    def _make(self, folder: str) -> None:
+        try:
+            os.mkdir(folder, _DIRECTORY_MODE)  # noqa: PTH102 - strings: every Prepare comes by
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            self.path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+            os.mkdir(folder, _DIRECTORY_MODE)  # noqa: PTH102 - as above
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - strings: every repeated Prepare comes by
