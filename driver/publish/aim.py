@@ -4,7 +4,9 @@
 - Beside another driver that offers our GPUs nothing is offered; what a claim holds stays listed, as absent.
 - A counter goes down only as far as nobody has what it loses (`shared`). Claims that are allocated while that is written are
   looked for once more, and the counter goes up again for them.
-- A server that keeps no counters is offered no partitions, and of a GPU that could be divided the whole or nothing.
+- What somebody has a share of, or has alone, stays on the terms that it was published with (`unchanged`).
+- A server that keeps no counters is offered no partitions, and of a GPU that could be divided the whole or nothing; one that keeps
+  no shares gets what would be shared alone or not at all, and nothing of a device while somebody has a share of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,20 @@ from dataclasses import dataclass, field, replace
 
 from discovery import model
 from driver import errors, values
-from driver.publish import absent, devices, held, mirror, node, notices, rivals, shared, slices, wanted, writer
+from driver.publish import (
+    absent,
+    devices,
+    held,
+    mirror,
+    node,
+    notices,
+    rivals,
+    shared,
+    slices,
+    unchanged,
+    wanted,
+    writer,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +110,7 @@ class Aiming:
         if (reason := self._in_the_way(aim, view, published)) is not None:
             aim.ready, aim.reason = (), reason
         self._writing.meet(view.connection)
+        sharing = self._without_shares(aim, now, view)
         counted = self._writing.keeps_counters(view.connection) is not False
         if not counted:
             self._fall_back(aim)
@@ -102,12 +118,22 @@ class Aiming:
         missing = absent.missing(aim.ready, published)
         lowered = shared.lowered(aim.ready, published, full)
         watched = shared.members({*lowered, *self._recently()}, aim.ready, published.values())
+        watched |= (
+            unchanged.differing(aim.ready, published)
+            if sharing is None
+            else unchanged.at_risk(aim.ready, sharing, published)
+        )
         self.watching = bool(missing or watched)
         looked = self._holding.look(missing | watched, self._in_the_record(missing | watched))
         for trouble in dict.fromkeys((looked.trouble, self._change.trouble)):
             if trouble is not None:
                 aim.findings.append(self._telling.finding("claims-not-listed", trouble))
         listed = absent.merge(aim.ready, published, held=looked.names)
+        if sharing is None:
+            listed = self._on_terms(aim, listed, published, looked.names)
+        else:
+            listed, aim.hidden = unchanged.hide(listed, sharing, published, held=looked.names)
+            self._tell_of_shares(aim, sharing)
         sure = looked.trouble is None
         listed = shared.settle(listed, used=looked.names if sure else (), least=None if sure else lowered)
         settled = shared.totals_of(listed)
@@ -115,7 +141,8 @@ class Aiming:
             name: self._clock() + LOWERED_FOR_S for name, before in lowered.items() if settled.get(name) != before
         }
         if not counted:
-            listed, aim.hidden = shared.without_counters(listed)
+            listed, back = shared.without_counters(listed)
+            aim.hidden += back
         aim.listed = listed if listed or aim.reason is None else None
         self._without_taints(aim, looked.names & missing, view)
         self._without_lists(aim, view)
@@ -172,6 +199,51 @@ class Aiming:
         )
         aim.lacks(self._telling.finding("counters-not-kept", message))
         self._telling.tell("CountersNotKept", message)
+
+    def _without_shares(self, aim: Aim, now: wanted.Wanted, view: mirror.View) -> tuple[devices.Device, ...] | None:
+        """Offer what needs no shares where the server keeps none; what would be offered elsewhere. None where it keeps them."""
+        if (kept := self._writing.keeps_shares(view.connection)) is not False:
+            if kept:
+                self._telling.over("SharesNotKept")
+            return None
+        if not aim.ready or not isinstance(now, wanted.Offering) or now.offer.unshared is None:
+            return ()
+        aim.ready = now.offer.unshared
+        return now.offer.devices
+
+    def _tell_of_shares(self, aim: Aim, sharing: Collection[devices.Device]) -> None:
+        """That the server keeps no shares, where that changes anything."""
+        back = {values.gpu_of(device.name) for device in aim.hidden}
+        split = back | {values.gpu_of(device.name) for device in sharing if device.terms is not None}
+        if not split:
+            self._telling.over("SharesNotKept")
+            return
+        alone = {values.gpu_of(device.name) for device in aim.ready} - back
+        said = [
+            f"{name} is offered {'to one claim' if name in alone else 'not at all'}"
+            + (" while a claim has a share of it" if name in back else "")
+            for name in sorted(split)
+        ]
+        message = (
+            f"This API server keeps no shares, so {', '.join(said)}; turn on DRAConsumableCapacity, in the scheduler too, or give"
+            " these GPUs another mode"
+        )
+        aim.lacks(self._telling.finding("shares-not-kept", message))
+        self._telling.tell("SharesNotKept", message)
+
+    def _on_terms(
+        self,
+        aim: Aim,
+        listed: tuple[devices.Device, ...],
+        published: absent.Published,
+        names: Collection[str],
+    ) -> tuple[devices.Device, ...]:
+        """What somebody has stays on the terms that it was published with."""
+        listed, kept = unchanged.keep(listed, published, held=names)
+        if kept:
+            message = f"{', '.join(kept)}: offered on the terms that were published before, until nobody has it"
+            aim.findings.append(self._telling.finding("shares-kept", message, severity=model.Severity.INFO))
+        return listed
 
     def _without_taints(self, aim: Aim, names: Collection[str], view: mirror.View) -> None:
         if not (aim.listed and names) or self._writing.keeps_taints(view.connection) is not False:

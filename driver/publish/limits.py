@@ -171,6 +171,7 @@ def _beyond_the_api(body: object) -> Iterator[str]:
     if not isinstance(spec, Mapping) or not isinstance(devices, list):
         return
     for index, device in enumerate(devices):
+        yield from _consumed_whole(device, f"spec.devices[{index}]")
         attributes = limits_device.attributes_of(device) if isinstance(device, Mapping) else {}
         for name, value in attributes.items():
             path = f"spec.devices[{index}].attributes[{name}]"
@@ -181,6 +182,16 @@ def _beyond_the_api(body: object) -> Iterator[str]:
             version = value.get("version") if isinstance(value, Mapping) else None
             if version is not None and not syntax.is_semver(version):
                 yield f"{path}.version: a number above 64 bits ends the allocation of every pod that looks at it"
+
+
+def _consumed_whole(device: object, path: str) -> Iterator[str]:
+    """The first claim for a device that many may have takes all of a capacity whose policy does not say what no request is."""
+    if not isinstance(device, Mapping) or device.get("allowMultipleAllocations") is not True:
+        return
+    capacities = device.get("capacity")
+    for name, capacity in capacities.items() if isinstance(capacities, Mapping) else ():
+        if not isinstance(capacity, Mapping) or _get(capacity, "requestPolicy", "default") is None:
+            yield f"{path}.capacity[{name}].requestPolicy.default: without it the first claim takes all"
 
 
 def _pool(slices: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -23,9 +23,9 @@ class Notices:
         self._driver_name = driver_name
         self._told: dict[str, str] = {}
 
-    def finding(self, code: str, message: str) -> model.Finding:
-        """A warning about the pool."""
-        return model.Finding(code=code, severity=model.Severity.WARNING, subject=self._driver_name, message=message)
+    def finding(self, code: str, message: str, *, severity: model.Severity = model.Severity.WARNING) -> model.Finding:
+        """Something about the pool."""
+        return model.Finding(code=code, severity=severity, subject=self._driver_name, message=message)
 
     def tell(self, reason: str, message: str) -> None:
         """An Event on the Node, unless the last one for this reason said the same."""

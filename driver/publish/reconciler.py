@@ -189,7 +189,7 @@ class Reconciler:
             findings=tuple(goal.findings),
             generation=self._seen_generation,
         )
-        self._writing.rehearse_counters(plan)
+        self._writing.rehearse_vital(plan)
         if not plan.actions:
             return self._settled(goal, len(plan.result), ours), goal.again_s
         wrong = limits.violations(plan.result)

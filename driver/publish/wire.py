@@ -76,7 +76,9 @@ def published_from_json(name: str, body: object) -> devices.Device:
     if not isinstance(body, Mapping):
         raise ValueError(f"device {name}: no object")  # noqa: TRY004 - bad data, not a bad call
     try:
-        shared = body.get("shares") is not None
+        # What was given out in shares has a policy that says in which.
+        divided = attributes.SHARES in body["capacity"]
+        shared = divided or body.get("shares") is not None
         return devices.Device(
             name=name,
             address=address.parse(body["address"]),
@@ -88,7 +90,7 @@ def published_from_json(name: str, body: object) -> devices.Device:
             mode=rules.Mode(body.get("mode", rules.Mode.EXCLUSIVE)),
             shares=portions.shares_from_json(body["shares"]) if shared else None,
             enforcement=portions.enforcement_from_json(body["enforcement"]) if shared else None,
-            terms=portions.terms_from_json(body["capacity"]) if attributes.SHARES in body["capacity"] else None,
+            terms=portions.terms_from_json(body["capacity"]) if divided else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"device {name}: {error}") from error

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries out the writes of a plan, and finds out what the server does not keep.
 
-Fields whose feature is off at the server vanish without a word, so a slice with taints, counters or lists for attributes is sent
-with dryRun=All first, on every connection anew (behind one address there may be servers of two versions), and every real
-reply is compared with what was sent. Of an attribute that loses its list nothing is left, and the server refuses the slice
-for that. Without counters one GPU would be given away many times: they are asked for even if nothing has to be written, and
-a slice that has lost them is deleted at once. A difference that is no lost taint is taken note of and accepted: writing it
+Fields whose feature is off at the server vanish without a word, so a slice with taints, counters, shares or lists for attributes
+is sent with dryRun=All first, on every connection anew (behind one address there may be servers of two versions), and every
+real reply is compared with what was sent. Of an attribute that loses its list nothing is left, and the server refuses the slice
+for that. Without counters one GPU would be given away many times, and without shares to one claim what others have a share
+of: they are asked for even if nothing has to be written, and a slice that has lost them is deleted at once. A difference that is no lost taint is taken note of and accepted: writing it
 again would not help, and would go on for ever.
 """
 
@@ -49,7 +49,7 @@ class LostLeadershipError(Exception):
 
 
 class FieldsLostError(Exception):
-    """The server keeps no taints, counters or lists: what should be listed has to be thought over."""
+    """The server keeps no taints, counters, shares or lists: what should be listed has to be thought over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ class Writer:
         self._taints: bool | None = None
         self._lists: bool | None = None
         self._counters: bool | None = None
+        self._shares: bool | None = None
         self._accepted: dict[str, Accepted] = {}
         self._left: dict[str, str] = {}
 
@@ -107,11 +108,16 @@ class Writer:
         self.meet(connection)
         return self._counters
 
+    def keeps_shares(self, connection: int) -> bool | None:
+        """Whether the server behind a connection keeps what a device is given out in shares by; None: not yet tried."""
+        self.meet(connection)
+        return self._shares
+
     def meet(self, connection: int) -> None:
         """Forget what was learnt about the server behind another connection."""
         if connection != self._connection:
             self._connection, self._left = connection, {}
-            self._taints = self._lists = self._counters = None
+            self._taints = self._lists = self._counters = self._shares = None
 
     @property
     def altered(self) -> tuple[str, ...]:
@@ -127,7 +133,7 @@ class Writer:
         """Do all writes of a plan in order, after `rehearse`.
 
         Raises ApiError as soon as one fails (a slice of another pool that may not be deleted is `left`), LostLeadershipError
-        before a write that is not ours to make any more, FieldsLostError when the server turns out to keep no taints or counters.
+        before a write that is not ours to make any more, FieldsLostError when the server turns out to keep no taints, counters or shares.
         What was done stands in the mirror.
         """
         for action in plan.actions:
@@ -162,22 +168,35 @@ class Writer:
             if (tainted and self._taints is None) or (listing and self._lists is None):
                 self._rehearse(action, tainted=tainted, listing=listing)
 
-    def rehearse_counters(self, plan: slices.Plan) -> None:
-        """Find out by dry runs whether the server behind this connection keeps the counters of slices that stand there or are to.
+    def rehearse_vital(self, plan: slices.Plan) -> None:
+        """Find out by dry runs whether the server behind this connection keeps the counters and shares of slices that stand there
+        or are to.
 
         Raises FieldsLostError where it does not, ApiError where it cannot be told.
         """
-        if self._counters is not None:
-            return
-        for counted in (_consumes, _shares):
-            body = next((body for body in plan.result if counted(body)), None)
-            if body is None:
-                continue
-            sent = slices.rehearsal(body)
-            if _lost_counters(sent, self._send(slices.Create(sent), dry_run=True)):
-                self._counters = False
+        if self._counters is None:
+            for counted in (_consumes, _has_counters):
+                if (kept := self._kept(plan, counted, _lost_counters)) is not None:
+                    self._counters = kept
+                    if not kept:
+                        raise FieldsLostError
+        if self._shares is None and (kept := self._kept(plan, _is_shared, _lost_shares)) is not None:
+            self._shares = kept
+            if not kept:
                 raise FieldsLostError
-            self._counters = True
+
+    def _kept(
+        self,
+        plan: slices.Plan,
+        uses: Callable[[Mapping[str, Any]], bool],
+        lost: Callable[[Mapping[str, Any], Mapping[str, Any]], bool],
+    ) -> bool | None:
+        """Whether the server keeps what one slice of a plan uses; None where none does."""
+        body = next((body for body in plan.result if uses(body)), None)
+        if body is None:
+            return None
+        sent = slices.rehearsal(body)
+        return not lost(sent, self._send(slices.Create(sent), dry_run=True))
 
     def _rehearse(self, action: slices.Replace | slices.Create, *, tainted: bool, listing: frozenset[str]) -> None:
         try:
@@ -214,9 +233,11 @@ class Writer:
         done = "created" if isinstance(action, slices.Create) else "updated"
         logger.info("ResourceSlice %s %s: %s, generation %s", name, done, content, slices.generation_of(action.body))
         lost = slices.lost_fields(action.body, stored)
-        if _lost_counters(action.body, stored):
-            self._counters = False
-            logger.warning("ResourceSlice %s lost its counters and is deleted", name)
+        uncounted, unshared = _lost_counters(action.body, stored), _lost_shares(action.body, stored)
+        if uncounted or unshared:
+            self._counters = False if uncounted else self._counters
+            self._shares = False if unshared else self._shares
+            logger.warning("ResourceSlice %s lost its %s and is deleted", name, "counters" if uncounted else "shares")
             metadata = stored["metadata"]
             self._delete(slices.Delete(name, metadata.get("uid", ""), metadata.get("resourceVersion", "")))
             raise FieldsLostError
@@ -262,15 +283,29 @@ def _consumes(body: Mapping[str, Any]) -> bool:
     return any(device.get("consumesCounters") for device in body["spec"].get("devices") or [])
 
 
-def _shares(body: Mapping[str, Any]) -> bool:
+def _has_counters(body: Mapping[str, Any]) -> bool:
     return bool(body["spec"].get("sharedCounters"))
 
 
 def _lost_counters(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     """Whether what was stored counts otherwise than what was sent. It is as bad if somebody changed the numbers as if they are gone."""
-    return (_consumes(sent) or _shares(sent)) and any(
+    return (_consumes(sent) or _has_counters(sent)) and any(
         "consumesCounters" in field or field.startswith("sharedCounters") for field in slices.lost_fields(sent, stored)
     )
+
+
+def _is_shared(body: Mapping[str, Any]) -> bool:
+    return any(device.get("allowMultipleAllocations") for device in body["spec"].get("devices") or [])
+
+
+def _lost_shares(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Whether a device is stored with other shares than were sent: by others than its own the scheduler gives away too much."""
+    if not _is_shared(sent):
+        return False
+    shared = [index for index, device in enumerate(sent["spec"]["devices"]) if device.get("allowMultipleAllocations")]
+    vital = tuple(f"devices[{index}].{field}" for index in shared for field in ("allowMultipleAllocations", "capacity"))
+    whole = {"devices", *(f"devices[{index}]" for index in shared)}
+    return any(field in whole or field.startswith(vital) for field in slices.lost_fields(sent, stored))
 
 
 def _listing(body: Mapping[str, Any]) -> frozenset[str]:
