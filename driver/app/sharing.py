@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from discovery import model
 from driver.prepare import plan
-from driver.sharing import effective, rules
+from driver.sharing import abilities, effective, rules
 
 
 class Record(Protocol):
@@ -40,12 +41,18 @@ class Remembered:
         self._saved()
 
 
-def build(record: Record, given: Sequence[rules.Rule]) -> effective.Effective:
-    """The policies of the GPUs of this node."""
+def build(
+    record: Record,
+    given: Sequence[rules.Rule],
+    *,
+    can: Callable[[model.Snapshot], abilities.Can] = lambda _snapshot: abilities.unknown,
+) -> effective.Effective:
+    """The policies of the GPUs of this node. `can`: what of shares can be enforced here."""
     return effective.Effective(
         given,
         standing=lambda: _standing(record),
         holders=lambda names: _holders(record, names),
+        can=can,
     )
 
 
