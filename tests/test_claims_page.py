@@ -79,7 +79,7 @@ def test_the_classes_that_ship_are_those_of_the_page() -> None:
     manifests = (path.read_text(encoding="utf-8") for path in (DEPLOY / "daemonset").rglob("*.yaml"))
     bodies = (body for text in manifests for body in yaml.safe_load_all(text) if body is not None)
     shipped = [body["metadata"]["name"] for body in bodies if body["kind"] == "DeviceClass"]
-    told = page.PAGE.read_text(encoding="utf-8").partition("The manifests bring two classes, ")[2].partition(". ")[0]
+    told = page.PAGE.read_text(encoding="utf-8").partition("The manifests bring three classes, ")[2].partition(". ")[0]
     assert re.findall(r"`([^`]+)`", told) == shipped
 
 

@@ -52,6 +52,13 @@ ELSEWHERE = {
     "several-mig-profiles": "test_mig_examples.py",
     "two-mig-slices-of-different-gpus": "test_mig_examples.py",
     "mig-extended-resource": "test_mig_examples.py",
+    "a-share-of-a-gpu": "test_share_examples.py",
+    "a-share-or-else-mig-or-else-a-gpu": "test_share_examples.py",
+    "all-of-a-shared-gpu": "test_share_examples.py",
+    "two-shares-of-a-gpu": "test_share_examples.py",
+    "two-shares-of-different-gpus": "test_share_examples.py",
+    "a-share-that-is-enforced": "test_share_examples.py",
+    "a-share-with-less-than-it-has": "test_share_examples.py",
 }
 OTHERS = {
     "extended-resource",

@@ -32,10 +32,16 @@ from tests.fakes import server_cases
 KEEPS_TAINTS = {"1.35": False, "1.36": True}
 NOT_TAKEN = {
     "1.35": {
+        "a-share-of-a-gpu",
+        "a-share-or-else-mig-or-else-a-gpu",
+        "a-share-that-is-enforced",
+        "a-share-with-less-than-it-has",
         "extended-resource",
         "mig-extended-resource",
         "two-gpus-apart",
         "two-mig-slices-of-different-gpus",
+        "two-shares-of-a-gpu",
+        "two-shares-of-different-gpus",
         "the-exact-nic",
     },
     "1.36": {"the-exact-nic"},

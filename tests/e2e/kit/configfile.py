@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import yaml
 
@@ -16,15 +16,29 @@ NAME = "nearfield-config"
 FILE = "agent.yaml"
 
 
-def apply(site: Site, *, env: Mapping[str, str] | None = None, **sections: object) -> None:
+def apply(
+    site: Site,
+    *,
+    machine: str = agents.MACHINE,
+    env: Mapping[str, str] | None = None,
+    edit: Callable[[Json], None] | None = None,
+    **sections: object,
+) -> None:
     """Start the agent with these sections of AgentConfig, on a cluster that is thrown away with them."""
-    site.agent.apply_objects(objects(site, env=env, **sections))
+    site.agent.apply_objects(objects(site, machine=machine, env=env, edit=edit, **sections))
     site.agent.wait_ready()
 
 
-def objects(site: Site, *, env: Mapping[str, str] | None = None, **sections: object) -> list[Json]:
-    """The manifests with these sections."""
-    found = site.agent.manifests(env=env)
+def objects(
+    site: Site,
+    *,
+    machine: str = agents.MACHINE,
+    env: Mapping[str, str] | None = None,
+    edit: Callable[[Json], None] | None = None,
+    **sections: object,
+) -> list[Json]:
+    """The manifests with these sections. `edit` changes the pod template."""
+    found = site.agent.manifests(machine=machine, env=env, edit=edit)
     (ours,) = (body for body in found if (body["kind"], body["metadata"]["name"]) == ("ConfigMap", NAME))
     ours["data"] = {FILE: _text(sections)}
     return found

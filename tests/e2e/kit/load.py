@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods that come and go, whose containers find out by themselves whether a GPU is with another container too: those with a whole
-GPU want it alone, those with a MIG instance want the instance alone and the GPU with other instances.
+GPU want it alone, those with a MIG instance want the instance alone and the GPU with other instances, those with a share of a GPU
+want it with other shares.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ if {ignores_term}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-uuids = sorted({{value for value in os.environ.values() if value.startswith(("GPU-", "MIG-"))}})
+uuids = sorted({{value for value in os.environ.values() if re.fullmatch("(GPU|MIG)-[0-9a-f-]+", value)}})
 if not uuids:
     sys.exit("no GPU")
-shared = fcntl.LOCK_EX if any(uuid.startswith("GPU-") for uuid in uuids) else fcntl.LOCK_SH
+alone = fcntl.LOCK_SH if {shared} else fcntl.LOCK_EX
+shared = alone if any(uuid.startswith("GPU-") for uuid in uuids) else fcntl.LOCK_SH
 nodes = [name for name in os.listdir("/dev") if re.fullmatch("nvidia[0-9]+", name)]
 kept = []
-for name, lock in [(uuid, fcntl.LOCK_EX) for uuid in uuids] + [(name, shared) for name in nodes]:
+for name, lock in [(uuid, alone) for uuid in uuids] + [(name, shared) for name in nodes]:
     kept.append(open("/held/" + name, "w"))
     try:
         fcntl.flock(kept[-1], lock | fcntl.LOCK_NB)
@@ -45,10 +47,18 @@ PATIENCE_S = 120.0
 
 
 def exclusive_pod(
-    name: str, *, claims: Mapping[str, str], seconds: float = 3600, ignores_term: bool = False, grace_s: int = 1
+    name: str,
+    *,
+    claims: Mapping[str, str],
+    seconds: float = 3600,
+    ignores_term: bool = False,
+    grace_s: int = 1,
+    shared: bool = False,
 ) -> Json:
-    """A pod that fails when one of its GPUs is with another such container, and else stays for `seconds`."""
-    script = _LOCK.format(ignores_term=ignores_term, seconds=seconds)
+    """A pod that fails when one of its GPUs is with another such container, and else stays for `seconds`. `shared`: it has shares, and
+    others with shares may be there.
+    """
+    script = _LOCK.format(ignores_term=ignores_term, seconds=seconds, shared=shared)
     container = make.container(
         image=make.AGENT_IMAGE,
         command=["python3", "-c", script],
@@ -147,7 +157,7 @@ class Load:
             number += 1
             began = time.monotonic()
             try:
-                self._one(name, f"load-{(worker + number) % len(self._asks)}")
+                self._one(name, (worker + number) % len(self._asks))
             except Exception as error:  # noqa: BLE001 - the scenario fails by it
                 with self._lock:
                     self.told.wrong.append(f"{name}: {error}")
@@ -157,8 +167,10 @@ class Load:
                 self.told.seconds.append(time.monotonic() - began)
             self._space.delete("Pod", name, wait=False)
 
-    def _one(self, name: str, template: str) -> None:
-        self._space.create(exclusive_pod(name, claims={"gpu": f"template:{template}"}, seconds=self._seconds))
+    def _one(self, name: str, ask: int) -> None:
+        shared = "capacity" in self._asks[ask]["exactly"]
+        claims = {"gpu": f"template:load-{ask}"}
+        self._space.create(exclusive_pod(name, claims=claims, seconds=self._seconds, shared=shared))
         known = 0
         deadline = time.monotonic() + self._patience_s
         while time.monotonic() < deadline:
