@@ -216,6 +216,7 @@ class Verbs:
 
     def _with_status(self, resource: resources.Resource, before: Body, body: Body) -> Body:
         changed = {**before, "status": body.get("status") or {}}
+        resource.prepare_status(changed, before, self._context())
         wrong = resource.check_status(changed, before)
         if wrong:
             raise status.invalid(resource.kind, resource.group, before["metadata"]["name"], wrong)

@@ -8,9 +8,11 @@ looked at: nothing here allocates.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from driver import quantity
 from driver.publish import syntax
 
 MAX_REQUESTS = 32
@@ -19,6 +21,8 @@ MAX_RESULTS = 32
 MAX_ALLOCATION_CONFIGS = 64
 MAX_RESERVED_FOR = 256
 MAX_OPAQUE_BYTES = 10 * 1024
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 def claim_violations(claim: Mapping[str, Any], old: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -78,6 +82,11 @@ def _exact(request: object, path: str) -> Iterator[str]:
         yield f"{path}: must be an object"
     elif not syntax.is_subdomain(request.get("deviceClassName")):
         yield f"{path}.deviceClassName: Required value"
+    elif (capacity := request.get("capacity")) is not None:
+        if isinstance(capacity, Mapping):
+            yield from _quantities(capacity.get("requests"), f"{path}.capacity.requests")
+        else:
+            yield f"{path}.capacity: must be an object"
 
 
 def _request_names(claim: Mapping[str, Any]) -> Iterator[str]:
@@ -140,6 +149,23 @@ def _result(result: object, requests: set[str], path: str) -> Iterator[str]:
         yield f"{path}.pool: must be DNS subdomains joined by slashes"
     if not syntax.is_label(result.get("device")):
         yield f"{path}.device: must be a DNS label"
+    share = result.get("shareID")
+    if share is not None and not (isinstance(share, str) and _UUID.fullmatch(share)):
+        yield f"{path}.shareID: must be a lower case UUID"
+    yield from _quantities(result.get("consumedCapacity"), f"{path}.consumedCapacity")
+
+
+def _quantities(amounts: object, path: str) -> Iterator[str]:
+    if amounts is None:
+        return
+    if not isinstance(amounts, Mapping):
+        yield f"{path}: must be an object"
+        return
+    for name, amount in amounts.items():
+        try:
+            quantity.parse(amount)
+        except ValueError as error:
+            yield f"{path}[{name}]: {error}"
 
 
 def _config(config: object, path: str) -> Iterator[str]:

@@ -2,7 +2,7 @@
 """Feature gates of the stand-in API server, by the Kubernetes version it stands in for, and the fields they drop.
 
 A field whose gate is off vanishes from what is stored, without a word, unless the stored object already uses the feature
-(pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Defaults: pkg/features/kube_features.go.
+(pkg/registry/resource: resourceslice/strategy.go, dropDisabledFields, and resourceclaim/strategy.go). Defaults: pkg/features/kube_features.go.
 """
 
 from __future__ import annotations
@@ -99,3 +99,43 @@ def drop_disabled(spec: dict[str, Any], old: dict[str, Any] | None, enabled: Map
         if not enabled[gate] and not in_use:
             for holder, field in list(feature.places(spec)):
                 del holder[field]
+
+
+def drop_disabled_of_claim(spec: object, old: object, enabled: Mapping[str, bool]) -> None:
+    """Take out of a claim's spec what asks for a part of a device, in place."""
+    if not enabled["DRAConsumableCapacity"] and next(_portions_asked(old), None) is None:
+        for holder, field in list(_portions_asked(spec)):
+            del holder[field]
+
+
+def drop_disabled_of_status(status: object, old: Mapping[str, Any], enabled: Mapping[str, bool]) -> None:
+    """Take out of a claim's status what it has of a device, in place. `old`: the claim."""
+    used = next(_portions_asked(old.get("spec")), None) or next(_portions_given(old.get("status")), None)
+    if not enabled["DRAConsumableCapacity"] and used is None:
+        for holder, field in list(_portions_given(status)):
+            del holder[field]
+
+
+_Fields = Iterator[tuple[dict[str, Any], str]]
+
+
+def _portions_asked(spec: object) -> _Fields:
+    devices = _object(_object(spec).get("devices"))
+    holders = [(constraint, "distinctAttribute") for constraint in _objects(devices.get("constraints"))]
+    for request in _objects(devices.get("requests")):
+        exacts = [_object(request.get("exactly")), *_objects(request.get("firstAvailable"))]
+        holders += [(exact, "capacity") for exact in exacts]
+    yield from ((holder, field) for holder, field in holders if holder.get(field) is not None)
+
+
+def _portions_given(status: object) -> _Fields:
+    allocated = _object(_object(_object(status).get("allocation")).get("devices"))
+    holders = [
+        (result, field) for result in _objects(allocated.get("results")) for field in ("shareID", "consumedCapacity")
+    ]
+    holders += [(device, "shareID") for device in _objects(_object(status).get("devices"))]
+    yield from ((holder, field) for holder, field in holders if holder.get(field) is not None)
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -46,6 +46,7 @@ class Resource:
     """Whether metadata.generation grows with every change of the spec."""
     prepare: Callable[[Body, Body | None, Context], None] = lambda _body, _old, _context: None
     check: Callable[[Body, Body | None, Context], tuple[str, ...]] = lambda _body, _old, _context: ()
+    prepare_status: Callable[[Body, Body, Context], None] = lambda _body, _old, _context: None
     check_status: Callable[[Body, Body], tuple[str, ...]] = lambda _body, _old: ()
 
     @property
@@ -158,10 +159,11 @@ def _prune(value: object) -> None:
             _prune(item)
 
 
-def _prepare_claim(body: Body, old: Body | None, _context: Context) -> None:
+def _prepare_claim(body: Body, old: Body | None, context: Context) -> None:
     if old is None:
         body["status"] = {}
     spec = body.get("spec")
+    apiserver_gates.drop_disabled_of_claim(spec, old.get("spec") if old is not None else None, context.gates)
     devices = spec.get("devices") if isinstance(spec, dict) else None
     for request in _objects(devices.get("requests") if isinstance(devices, dict) else None):
         for exact in [request.get("exactly"), *_objects(request.get("firstAvailable"))]:
@@ -169,6 +171,10 @@ def _prepare_claim(body: Body, old: Body | None, _context: Context) -> None:
                 exact.setdefault("allocationMode", "ExactCount")
                 if exact["allocationMode"] == "ExactCount":
                     exact.setdefault("count", 1)
+
+
+def _prepare_claim_status(body: Body, old: Body, context: Context) -> None:
+    apiserver_gates.drop_disabled_of_status(body.get("status"), old, context.gates)
 
 
 def _check_claim(body: Body, old: Body | None, _context: Context) -> tuple[str, ...]:
@@ -203,6 +209,7 @@ RESOURCES = {
             has_status=True,
             prepare=_prepare_claim,
             check=_check_claim,
+            prepare_status=_prepare_claim_status,
             check_status=apiserver_claims.status_violations,
         ),
         Resource(
