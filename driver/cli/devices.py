@@ -52,17 +52,18 @@ COLUMNS: tuple[tuple[str, str], ...] = (
       nearfield devices --mock dgx-h100 -o json | jq '.items[].attributes.alignedPair.string'
     """,
 )
-@parameters.add(*source.OPTIONS)
+@parameters.add(*source.OPTIONS, "mps-dir")
 @output.option()
 def command(output_format: output.Format, **values: str | None) -> None:
     """List the devices."""
-    parsed = source.parse(values)
+    parsed = source.parse(values, "mps-dir")
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
     entries = source.prepared(parsed)
     held = source.held(entries)
-    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent, ours=held or ()))
-    policies = offer.policies(snapshot, agent)
+    resolved = offer.shared(snapshot, parsed, agent)
+    policies = resolved.policies
+    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent, resolved=resolved, ours=held or ()))
     parted = divided.divided(snapshot, policies=policies, held=held)
     shares = _Shares(snapshot, policies, entries)
     if output_format is not output.Format.TABLE:

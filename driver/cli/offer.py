@@ -4,34 +4,58 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from discovery import model
-from discovery.address import PciAddress
 from driver import config
 from driver.publish import devices, wanted
-from driver.sharing import policy, rules
+from driver.sharing import abilities, nodeabilities, policy
 
 
-def policies(snapshot: model.Snapshot, agent: config.AgentConfig) -> Mapping[PciAddress, rules.Policy]:
-    """How the configuration file shares the GPUs."""
-    return policy.resolve(agent.sharing, snapshot.gpus).policies
+def shared(snapshot: model.Snapshot, parsed: Mapping[str, Any], agent: config.AgentConfig) -> policy.Resolved:
+    """How the configuration file shares the GPUs, with what this node can enforce now."""
+    return policy.resolve(agent.sharing, snapshot.gpus, can=_can(snapshot, parsed, agent))
+
+
+def _can(snapshot: model.Snapshot, parsed: Mapping[str, Any], agent: config.AgentConfig) -> abilities.Can:
+    """What can be enforced; nothing is looked at, and nothing imported, where no rule asks for shares."""
+    if not any(rule.shares for rule in agent.sharing):
+        return abilities.unknown
+    from driver.app import means
+    from driver.mps import client
+    from driver.prepare import rootfs, timeslices
+
+    directory: Path = parsed["mps_dir"]
+    root = rootfs.installed(
+        parsed["driver_root"],
+        mount=parsed.get("driver_root_mount"),
+        mocked=parsed["mock"] is not None or parsed["mock_node_label"] is not None,
+    )
+    found = means.found(
+        client.Client(directory).ability(), directory=directory, time_slices=timeslices.TimeSlices(root).problem()
+    )
+    return lambda gpu: nodeabilities.node_abilities(gpu, snapshot, found)
 
 
 def build(
-    snapshot: model.Snapshot, parsed: Mapping[str, Any], agent: config.AgentConfig, *, ours: Collection[str] = ()
+    snapshot: model.Snapshot,
+    parsed: Mapping[str, Any],
+    agent: config.AgentConfig,
+    *,
+    resolved: policy.Resolved,
+    ours: Collection[str] = (),
 ) -> wanted.Wanted:
-    """The decision of the agent, by the options of the command line and the configuration file. `ours`: names of devices that
-    claims have, among them the MIG instances that the agent has made.
+    """The decision of the agent, by the options of the command line and the configuration file. `resolved`: from `shared`; `ours`:
+    names of devices that claims have, among them the MIG instances that the agent has made.
     """
     options = devices.PublishOptions(
         driver_name=parsed["driver_name"],
         numa_list=agent.publish.numa_node is config.NumaNodeForm.LIST,
         pcie_switches=agent.publish.pcie_switches,
     )
-    shared = policy.resolve(agent.sharing, snapshot.gpus)
     return wanted.from_snapshot(
-        snapshot, options=options, policies=shared.policies, ours=ours, findings=shared.findings
+        snapshot, options=options, policies=resolved.policies, ours=ours, findings=resolved.findings
     )
 
 

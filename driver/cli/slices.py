@@ -26,17 +26,18 @@ from driver.publish import limits, slices
       nearfield slices --mock gb200-tray --node-name n1 -o yaml | kubectl create -f -
     """,
 )
-@parameters.add(*source.OPTIONS, "node-name")
+@parameters.add(*source.OPTIONS, "mps-dir", "node-name")
 @output.option()
 def command(output_format: output.Format, **values: str | None) -> None:
     """Print the slices."""
     if values["node_name"] is None:
         values["node_name"] = _host_name()
-    parsed = source.parse(values, "node-name")
+    parsed = source.parse(values, "mps-dir", "node-name")
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
     ours = source.held(source.prepared(parsed)) or ()
-    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent, ours=ours))
+    resolved = offer.shared(snapshot, parsed, agent)
+    offered, reason, findings = offer.offered(offer.build(snapshot, parsed, agent, resolved=resolved, ours=ours))
     place = slices.Place(driver_name=parsed["driver_name"], node_name=parsed["node_name"])
     bodies = slices.build_slices(offered, place=place) if reason is None else ()
     violations = limits.violations(bodies)

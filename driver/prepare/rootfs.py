@@ -83,3 +83,12 @@ class DriverRoot:
             return resolved if kind(self.seen(resolved).lstat().st_mode) else None
         except OSError:
             return None
+
+
+def installed(host: Path, *, mount: Path | None, mocked: bool) -> DriverRoot | None:
+    """Where the driver's files are. A mock machine has those of a root that somebody named: the files of this host, if any, are not
+    those of that machine.
+    """
+    if mocked and host == Path("/"):
+        return None
+    return DriverRoot(host, mount=host if mount is None else mount)

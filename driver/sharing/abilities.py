@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -66,12 +66,21 @@ def enforcement(shares: Shares, can: Abilities) -> Enforcement | Lacking:
     compute = _strongest(Compute, shares.compute, can.compute)
     if memory is not None and compute is not None:
         return Enforcement(memory=memory, compute=compute)
-    reasons: list[str] = []
-    if memory is None:
-        reasons += [f"memory by {level}: {can.memory[level]}" for level in _acceptable(Memory, shares.memory)]
-    if compute is None:
-        reasons += [f"compute by {level}: {can.compute[level]}" for level in _acceptable(Compute, shares.compute)]
-    return Lacking(reasons=tuple(reasons))
+    return Lacking(
+        reasons=(
+            *(_reasons("memory", _acceptable(Memory, shares.memory), can.memory) if memory is None else ()),
+            *(_reasons("compute", _acceptable(Compute, shares.compute), can.compute) if compute is None else ()),
+        )
+    )
+
+
+def _reasons(what: str, levels: Iterable[Level], why_not: Mapping[Level, str]) -> Iterator[str]:
+    """A sentence for each reason, with all levels that it keeps away."""
+    by_reason: dict[str, list[str]] = {}
+    for level in levels:
+        by_reason.setdefault(why_not[level], []).append(level)
+    for reason, kept_away in by_reason.items():
+        yield f"{what} by {' or '.join(kept_away)}: {reason}"
 
 
 def outlasts(held: Enforcement, shares: Shares, can: Abilities) -> bool:

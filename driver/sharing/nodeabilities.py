@@ -71,7 +71,7 @@ def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot) -> str | None:
         reasons.append(
             "this node has cgroup v1, and it takes v2: boot it with systemd.unified_cgroup_hierarchy=1, or use a newer system"
         )
-    elif snapshot.host.cgroup is None:
+    elif snapshot.host.cgroup is None and not reasons:
         reasons.append(
             "it is not known that this node has cgroup v2: is the host's /sys/fs/cgroup visible to the agent?"
         )
@@ -81,7 +81,7 @@ def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot) -> str | None:
             if gpu.memory_limits is False
             else "the driver does not tell whether it limits the memory of cgroups on this GPU"
         )
-    return "; ".join(reasons) or None
+    return ", and ".join(reasons) or None
 
 
 def _mps_v3(gpu: model.Gpu, means: Means) -> str | None:
