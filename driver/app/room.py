@@ -7,27 +7,34 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from discovery import model, workers
+from discovery import limits, model, workers
+from discovery.address import PciAddress
 from driver import config, inventory
 from driver.app import hardware, late, reports, sharing
+from driver.mps import client
 from driver.prepare import (
     attempt,
     cdi,
     cdidir,
+    cgroups,
     collector,
     devnodes,
+    enforcing,
     epoch,
     executor,
+    gpusettings,
     hands,
     index,
     locks,
+    modes,
     nodespec,
     partitions,
     releasing,
     rootfs,
     store,
+    timeslices,
 )
 from driver.sharing import effective, policy, rules
 
@@ -75,7 +82,9 @@ def build(
     """Build the room; what it holds open is closed by `stack`. Nothing is read or written yet but lock files. `given`: the rules by
     which GPUs are shared.
     """
-    dialect = cdi.Dialect(driver=settings.driver_name, mock=settings.mocked)
+    dialect = cdi.Dialect(
+        driver=settings.driver_name, mock=settings.mocked, mps=PurePosixPath(settings.mps_dir.absolute())
+    )
     node = attempt.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
     directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect)
     record = store.Store(
@@ -103,10 +112,19 @@ def build(
     working = workers.Workers(source=hardware.source(settings), locks=locks.directory(settings.state_dir))
     stack.callback(working.close)
     worker = hands.Hands(working)
+    supervisor = client.Client(settings.mps_dir)
+    gpu_modes = modes.Modes(
+        working,
+        timeslices.TimeSlices(_driver_root(settings)),
+        gpusettings.GpuSettings(settings.state_dir, boot_id=boot_id),
+        seen=lambda gpu: _seen_mode(readings, gpu),
+    )
+    enforcer = enforcing.Enforcer(working, supervisor, cgroups.Cgroups(hardware.cgroup_root(settings)), gpu_modes)
     releaser = releasing.Releaser(
         boot_id,
         record=record,
         hardware=worker,
+        enforcer=enforcer,
         own=own,
         claim_locks=claim_locks,
         leadership=leadership,
@@ -122,6 +140,7 @@ def build(
         reader=reader,
         index=index.InventoryIndex(readings.state, look_again=readings.request_probe, policies=policies.policies),
         hardware=worker,
+        enforcer=enforcer,
         releaser=releaser,
         reserve_s=executor.RESERVE_S,
     )
@@ -168,6 +187,13 @@ def _driver_root(settings: config.Settings) -> rootfs.DriverRoot | None:
     if settings.mocked and settings.driver_root == Path("/"):
         return None
     return rootfs.DriverRoot(settings.driver_root, mount=settings.driver_root_mount)
+
+
+def _seen_mode(readings: inventory.Inventory, address: PciAddress) -> limits.ComputeMode | None:
+    """The compute mode of a GPU as it was last read."""
+    snapshot = readings.snapshot()
+    gpu = None if snapshot is None else snapshot.gpu(address)
+    return None if gpu is None else gpu.compute_mode
 
 
 def _driver_version(readings: inventory.Inventory) -> str | None:

@@ -3,7 +3,9 @@
 
 A claim that changes no hardware: the claim from the API server; the locks of its GPUs; the plan; the CDI file; the row, synced.
 A claim for which MIG instances are made has a *started* row before the first of them, and is completed by the row after the CDI
-file: what a crash leaves in between is found by its places, which the started row names, and belongs to this claim.
+file: what a crash leaves in between is found by its places, which the started row names, and belongs to this claim. So has one
+whose shares MPS has to know of. Limits of cgroups and the turns of a GPU need none: they are set again by the next attempt,
+and one that nobody repeats leaves nothing that anybody else would stumble over.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import http
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from discovery import work
@@ -98,6 +100,7 @@ class Attempts:
         reader: ClaimReader,
         index: DeviceIndex,
         hardware: hands.Hands,
+        enforcer: releasing.Enforcer,
         releaser: releasing.Releaser,
         reserve_s: float,
         clock: Callable[[], float] = time.time,
@@ -111,6 +114,7 @@ class Attempts:
         self._reader = reader
         self._index = index
         self._hands = hardware
+        self._enforcer = enforcer
         self._releaser = releaser
         self._reserve_s = reserve_s
         self._clock = clock
@@ -137,10 +141,11 @@ class Attempts:
             entry = self._record.get(ref.uid)
             if entry is None or entry.state is not ledger.ClaimState.STARTED or timeout_s <= 0:
                 return
-            if not clean:
-                self._releaser.put_back(entry, timeout_s=timeout_s)
-            self._record.remove(entry, timeout_s=self._reserve_s)
-        except (RecordError, WorkError) as error:
+            with self._releaser.gpus(entry, timeout_s=timeout_s):
+                if not clean:
+                    self._releaser.put_back(entry, timeout_s=timeout_s)
+                self._record.remove(entry, timeout_s=self._reserve_s)
+        except (RecordError, WorkError, locks.LockUnavailableError) as error:
             logger.warning("What was begun for it is not undone: %s", error)
 
     def _repeat(self, ref: values.ClaimRef, entry: ledger.Entry, call: values.Call) -> tuple[values.Prepared, str]:
@@ -180,6 +185,10 @@ class Attempts:
                 toggle = {name: isinstance(gpu, plan.GpuDevice) and gpu.toggle for name, gpu in gpus.items()}
                 planned = plan.again(planned.entry, mine, toggle=toggle)
                 planned = self._made(planned, begun=True, commit=lambda: None, call=call)
+            if planned.entry.enforced:
+                holders = self._record.holders(device.name for device, _ in entry.shared)
+                others = plan.sharers(holders, ref, self._node.boot_id)
+                planned = self._enforced(replace(planned, others=others), begun=True, call=call)
             self._make_durable(ref, planned, entry, call)
         return planned.entry
 
@@ -201,7 +210,7 @@ class Attempts:
             )
             self._require_node(ref, planned.entry)
             crashpoints.reach(Point.PREPARE_PLANNED)
-            if planned.work or (known is not None and known.hardware):
+            if planned.work or planned.entry.enforced or (known is not None and (known.hardware or known.enforced)):
                 planned, known = self._work(planned, known, call)
             self._make_durable(ref, planned, known, call)
         logger.info("Prepared %s", ", ".join(device.name for device in planned.entry.devices))
@@ -226,7 +235,7 @@ class Attempts:
             left is not None
             and left.state is ledger.ClaimState.STARTED
             and left.partitions == planned.entry.partitions
-            and bool(left.partitions)
+            and left.shared == planned.entry.shared
         )
         if left is not None and not begun:
             self._releaser.put_back(left, timeout_s=self._work_s(call))
@@ -238,9 +247,10 @@ class Attempts:
                 self._record.put(planned, previous=known, timeout_s=call.remaining_s())
                 recorded = planned.entry
 
+        started = planned.entry.state is ledger.ClaimState.STARTED
         if planned.work:
             try:
-                planned = self._made(planned, begun=begun, commit=commit, call=call)
+                planned = self._made(planned, begun=begun and bool(planned.entry.partitions), commit=commit, call=call)
             except WorkError as error:
                 # The next attempt begins anew: an instance that it finds there is somebody else's.
                 if error.clean and recorded is not None and recorded is not known:
@@ -248,7 +258,16 @@ class Attempts:
                     with contextlib.suppress(RecordError):
                         self._record.remove(recorded, timeout_s=self._reserve_s)
                 raise
+        if planned.entry.enforced:
+            if started and recorded is known:
+                commit()
+            planned = self._enforced(planned, begun=begun, call=call)
         return planned, recorded
+
+    def _enforced(self, planned: plan.PreparePlan, *, begun: bool, call: values.Call) -> plan.PreparePlan:
+        before = self._enforcer.apply(planned.entry, planned.others, begun=begun, timeout_s=self._work_s(call))
+        crashpoints.reach(Point.SHARES_APPLIED)
+        return plan.enforced(planned, before)
 
     def _made(
         self, planned: plan.PreparePlan, *, begun: bool, commit: Callable[[], None], call: values.Call

@@ -11,6 +11,9 @@ takes the place of the earlier one.
 A MIG instance is the node of its GPU and two nodes of capabilities, of the GPU instance and of its compute instance. A container
 with two instances of one GPU has the nodes of both, but CUDA uses one MIG instance in a process: the first that it finds, or
 the one whose UUID is in CUDA_VISIBLE_DEVICES (MIG User Guide, "CUDA Device Enumeration"). The UUIDs are in the variables.
+
+A share is the node of its GPU, or those of its instance, and where MPS holds it the variables and the folder of its server. A process
+is a client of one MPS server: of several such shares in a container the one that is named last is used.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from discovery import mig
-from driver.prepare import ledger
+from driver.mps import shares as mps
+from driver.prepare import ledger, metadata
 
 CDI_VERSION = "0.6.0"
 """The lowest version that knows annotations."""
@@ -30,6 +35,8 @@ CDI_VERSION = "0.6.0"
 NODE_DEVICE = "driver"
 NULL_DEVICE = "/dev/null"
 """What stands behind every device node of a mock machine: a node without the hardware still starts the container."""
+
+MPS_DIRECTORY = PurePosixPath("/run/nearfield/mps")
 
 FILE_MAX_BYTES = 1 << 20
 """Far above any file of ours: 32 results need about 20 KiB."""
@@ -56,10 +63,13 @@ class NodeEdits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How specs of this agent are spelled: its driver name, and whether its devices are those of a mock machine."""
+    """How specs of this agent are spelled: its driver name, and whether its devices are those of a mock machine. `mps`: the folder of
+    the MPS supervisor.
+    """
 
     driver: str
     mock: bool
+    mps: PurePosixPath = MPS_DIRECTORY
 
     @property
     def node_id(self) -> str:
@@ -87,35 +97,62 @@ class Dialect:
         match = _CLAIM_FILE.fullmatch(file_name.removeprefix(prefix)) if file_name.startswith(prefix) else None
         return match["uid"] if match else None
 
-    def claim_spec(self, entry: ledger.Entry, columns: ledger.Columns | None = None) -> bytes:
+    def claim_spec(
+        self, entry: ledger.Entry, columns: ledger.Columns | None = None, *, described: str | None = None
+    ) -> bytes:
         """The file of a claim, from its entry alone, so that it can be written again at any time. `columns`: the entry as
-        text, where that is known already.
+        text, where that is known already. `described`: the folder of its metadata files on the host, None where they are not there.
         """
         text, checksum = ledger.to_document(columns or ledger.to_columns(entry), since=ledger.readable_since(entry))
         devices = {device.name: device for device in entry.devices}
-        names = {
-            ids[0].partition("=")[2]: devices[result.device]
+        named = {
+            _name_of(ids[0]): (devices[result.device], result)
             for result, ids in zip(entry.results, entry.cdi_ids, strict=True)
         }
+        mounted = {} if described is None else self._descriptions(entry, described)
         return _encode(
             {
                 "cdiVersion": CDI_VERSION,
                 "kind": f"{self.driver}/claim",
                 "annotations": {self._record_key: text, self._checksum_key: checksum},
                 "devices": [
-                    {
-                        "name": name,
-                        "containerEdits": {
-                            "env": [f"{_variable(name)}={device.uuid}"],
-                            "deviceNodes": [*self._device_nodes(device.nodes), *self._capabilities(device.caps)],
-                        },
-                    }
-                    for name, device in names.items()
+                    {"name": name, "containerEdits": self._claim_edits(name, device, result, mounted.get(name, []))}
+                    for name, (device, result) in named.items()
                 ],
                 # The variable keeps NVIDIA's own container runtime, where one is installed, from adding all GPUs.
                 "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
             }
         )
+
+    def _claim_edits(
+        self, name: str, device: ledger.HeldDevice, result: ledger.Result, described: Sequence[tuple[str, str]]
+    ) -> dict[str, Any]:
+        """What a container gets of one device of a claim: the nodes, the way to MPS where that holds its share, and the files that
+        describe its devices, by their paths on the host and in the container.
+        """
+        edits: dict[str, Any] = {
+            "env": [f"{_variable(name)}={device.uuid}"],
+            "deviceNodes": [*self._device_nodes(device.nodes), *self._capabilities(device.caps)],
+        }
+        mounts = [_mount(host, place, "ro") for host, place in described]
+        share = ledger.mps_share(device, result)
+        if share is not None:
+            client = mps.edits(self.mps, share)
+            edits["env"] += [f"{variable}={value}" for variable, value in client.environment]
+            mounts += [_mount(host, place, "rw") for host, place in client.mounts]
+        return edits | {"mounts": mounts} if mounts else edits
+
+    def _descriptions(self, entry: ledger.Entry, folder: str) -> dict[str, list[tuple[str, str]]]:
+        """The metadata files of a claim, by the name of the CDI device that mounts them. A device that a claim has twice, once for
+        admin access, is one of CDI.
+        """
+        found: dict[str, list[tuple[str, str]]] = {}
+        for result, ids in zip(entry.results, entry.cdi_ids, strict=True):
+            if result.described is not None:
+                request = ledger.base_request(result.request)
+                place = metadata.container_path(result.described, request, self.driver)
+                found.setdefault(_name_of(ids[0]), []).append((f"{folder}/{metadata.file_name(request)}", place))
+        return found
 
     def node_spec(self, edits: NodeEdits) -> bytes:
         """The file of `node_id`."""
@@ -172,6 +209,15 @@ class Dialect:
 def _variable(device_name: str) -> str:
     """The environment variable of a CDI device; unique, as the device's name is."""
     return "NEARFIELD_DEVICE_" + _NO_VARIABLE.sub("_", device_name.upper())
+
+
+def _name_of(cdi_id: str) -> str:
+    """The name of a CDI device, without its kind."""
+    return cdi_id.partition("=")[2]
+
+
+def _mount(host: str, place: str, access: str) -> dict[str, Any]:
+    return {"hostPath": host, "containerPath": place, "options": [access, "nosuid", "nodev", "noexec", "bind"]}
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))

@@ -15,13 +15,22 @@ from typing import Any
 
 from driver import values
 from driver.errors import ClaimError
-from driver.prepare import ledger
+from driver.prepare import claimconfig, ledger
+
+MEMORY, COMPUTE = "memory", "compute"
+"""Capacities of a device that is shared."""
 
 RESULTS_MAX_SIZE = 32
 """AllocationResultsMaxSize of resource.k8s.io/v1: results of all drivers together."""
 
 CONFIG_MAX_SIZE = 64
 """Entries of allocation.devices.config: 32 of the claim and 32 of its classes."""
+
+CONSUMERS_MAX_SIZE = 256
+"""ResourceClaimReservedForMaxSize of resource.k8s.io/v1."""
+
+REQUESTS_MAX_SIZE = 32
+"""DeviceRequestsMaxSize of resource.k8s.io/v1, and of alternatives FirstAvailableDeviceRequestMaxSize, which is less."""
 
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,62}")
 """UIDs and share ids become parts of file names and CDI device names. Kubernetes makes lower-case UUIDs."""
@@ -32,11 +41,31 @@ _KINDS = {bool: "a boolean", int: "a number", float: "a number", list: "a list",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """Somebody for whom a claim is reserved. `kind` is the resource's name, such as `pods`; `pod`: whether it is a pod."""
+
+    kind: str
+    name: str
+    uid: str
+    pod: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What a claim allocates of this driver on this node, in the scheduler's order; at least one result."""
+    """What a claim allocates of this driver on this node, in the scheduler's order; at least one result. `configs` has the
+    configuration of each result, nothing where there is none at all. Only where there are shares it is read for whom the
+    claim is reserved (`consumers`), and which results did not ask for an amount of compute (`unasked`, by request).
+    """
 
     claim: values.ClaimRef
     results: tuple[ledger.Result, ...]
+    configs: tuple[claimconfig.ClaimConfig, ...] = ()
+    consumers: tuple[Consumer, ...] = ()
+    unasked: frozenset[str] = frozenset()
+
+    def config(self, number: int) -> claimconfig.ClaimConfig:
+        """The configuration of a result."""
+        return self.configs[number] if self.configs else claimconfig.NOTHING
 
 
 def acceptable_uid(uid: str) -> bool:
@@ -48,7 +77,7 @@ def parse_allocation(claim: Any, *, ref: values.ClaimRef, driver: str, pool: str
     """The allocation of `ref` as the API server's answer tells it. `pool` is the only pool that this node has.
 
     Raises ClaimError: another UID, no or half an allocation, one that is not for this driver and node, or opaque
-    configuration for us that this version does not know.
+    configuration for us that cannot be read.
     """
     document = _Reader(claim, ref=ref)
     uid = document.child("metadata").text("uid")
@@ -72,8 +101,15 @@ def parse_allocation(claim: Any, *, ref: values.ClaimRef, driver: str, pool: str
                 f"{ref} allocates device {shown(result.device)} of pool {shown(result.pool)}, but this node has only "
                 f"pool {shown(pool)}; the pod runs on another node than it was scheduled to"
             )
-    _refuse_configs(devices.items("config", limit=CONFIG_MAX_SIZE), results, ref=ref, driver=driver)
-    return Allocation(claim=ref, results=results)
+    configs = _configs(devices.items("config", limit=CONFIG_MAX_SIZE), results, ref=ref, driver=driver)
+    shared = any(result.share_id is not None and not result.admin for result in results)
+    return Allocation(
+        claim=ref,
+        results=results,
+        configs=configs,
+        consumers=_consumers(status) if shared else (),
+        unasked=_unasked(document.optional_child("spec")) if shared else frozenset(),
+    )
 
 
 def why_released(claim: Any, *, ref: values.ClaimRef) -> str | None:
@@ -234,21 +270,51 @@ def _applies(requests: Sequence[str], results: Sequence[ledger.Result]) -> bool:
 _SOURCES = {"FromClass": "its DeviceClass", "FromClaim": "the claim"}
 
 
-def _refuse_configs(
+def _configs(
     readers: Sequence[_Reader], results: Sequence[ledger.Result], *, ref: values.ClaimRef, driver: str
-) -> None:
-    """Check the configuration that is for us. There is no kind of it yet, so whatever applies is refused;
-    what is for a subrequest that was not chosen does not apply.
-    """
+) -> tuple[claimconfig.ClaimConfig, ...]:
+    """The configuration of each result; () where there is none for us. What is for a subrequest that was not chosen is not read."""
+    found: list[tuple[Sequence[str], claimconfig.ClaimConfig]] = []
     for reader in readers:
         opaque = reader.optional_child("opaque")
-        if opaque.missing or opaque.text("driver") != driver or not _applies(reader.texts("requests"), results):
+        requests = reader.texts("requests")
+        if opaque.missing or opaque.text("driver") != driver or not _applies(requests, results):
             continue
-        parameters = opaque.raw("parameters")
-        if not isinstance(parameters, dict):
-            raise opaque.wrong("parameters", "an object with apiVersion and kind")
-        raise ClaimError(
-            f"{ref} has configuration that driver {driver} does not know: {opaque.place}.parameters is of apiVersion "
-            f"{shown(parameters.get('apiVersion'))} and kind {shown(parameters.get('kind'))}, and devices of this driver take none. "
-            f"Remove it from {_SOURCES.get(reader.optional_text('source') or '', 'the claim or its DeviceClass')}"
-        )
+        source = _SOURCES.get(reader.optional_text("source") or "", "the claim or its DeviceClass")
+        where = f"{ref}: {opaque.place}.parameters (from {source})"
+        found.append((requests, claimconfig.parse(opaque.raw("parameters"), where=where)))
+    if not found:
+        return ()
+    return tuple(
+        claimconfig.merge(config for requests, config in found if _applies(requests, (result,))) for result in results
+    )
+
+
+def _consumers(status: _Reader) -> tuple[Consumer, ...]:
+    """For whom a claim is reserved. UIDs become parts of paths."""
+    consumers = []
+    for reader in status.items("reservedFor", limit=CONSUMERS_MAX_SIZE):
+        kind, uid = reader.name("resource"), reader.name("uid")
+        if not acceptable_uid(uid):
+            raise reader.wrong("uid", "a UUID")
+        pod = kind == "pods" and reader.raw("apiGroup") in (None, "")
+        consumers.append(Consumer(kind=kind, name=reader.name("name"), uid=uid, pod=pod))
+    return tuple(consumers)
+
+
+def _unasked(spec: _Reader) -> frozenset[str]:
+    """The requests and subrequests, by their full names, that name no amount of compute."""
+    found = set()
+    for request in spec.optional_child("devices").items("requests", limit=REQUESTS_MAX_SIZE):
+        name = request.name("name")
+        exactly = request.optional_child("exactly")
+        if not exactly.missing:
+            found |= {name} if _names_no_compute(exactly) else set()
+        for alternative in request.items("firstAvailable", limit=REQUESTS_MAX_SIZE):
+            if _names_no_compute(alternative):
+                found.add(f"{name}/{alternative.name('name')}")
+    return frozenset(found)
+
+
+def _names_no_compute(request: _Reader) -> bool:
+    return request.optional_child("capacity").optional_child("requests").raw(COMPUTE) is None

@@ -35,6 +35,9 @@ class Point(StrEnum):
     MIG_REMOVED = "mig.removed"
     MIG_BEFORE_RELEASING = "mig.before-releasing"
     MIG_AFTER_RELEASING = "mig.after-releasing"
+    SHARES_APPLIED = "shares.applied"
+    SHARES_BEFORE_UNDO = "shares.before-undo"
+    SHARES_UNDONE = "shares.undone"
     RECOVER_MOVED_ASIDE = "recover.moved-aside"
     RECOVER_BEFORE_COMMIT = "recover.before-commit"
 

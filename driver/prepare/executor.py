@@ -246,9 +246,11 @@ class Executor:
                 crashpoints.reach(Point.UNPREPARE_AFTER_CDI_FILE)
                 if entry is None:
                     return values.Unprepared(), REPEATED
-                if entry.partitions and not self._releaser.release(entry, timeout_s=self._removal_s(call)):
+                commit_s = max(call.remaining_s(), self._reserve_s)
+                if not (entry.partitions or entry.enforced):
+                    self._record.remove(entry, timeout_s=commit_s)
+                elif not self._releaser.release(entry, timeout_s=self._removal_s(call), commit_s=commit_s):
                     return values.Unprepared(), DONE
-                self._record.remove(entry, timeout_s=max(call.remaining_s(), self._reserve_s))
             except RecordError as error:
                 raise ClaimError(f"{ref}: {error}", retryable=error.retryable) from error
             except OSError as error:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from discovery import mig, model
 from discovery.address import PciAddress
 from driver import inventory, values
-from driver.prepare import plan
-from driver.sharing import rules
+from driver.prepare import plan, tenancy
+from driver.sharing import measures, rules, shares
 
 Policies = Callable[[model.Snapshot], Mapping[PciAddress, rules.Policy]]
 """How each GPU of a Snapshot is shared now."""
 
+_UNDIVIDED = frozenset({rules.Mode.EXCLUSIVE, rules.Mode.SHARES})
 _LONGEST_LOOK_S = inventory.PROBE_TIMEOUT_S + inventory.RESCAN_TIMEOUT_S
 
 
@@ -150,7 +151,14 @@ def _gpu(gpu: model.Gpu, policy: rules.Policy) -> plan.GpuDevice:
         divisible=divisible,
         divided=not divisible and gpu.mig_mode is not None and gpu.mig_mode.current,
         toggle=mig.toggle_of(gpu.architecture) is mig.Toggle.AT_NEED,
+        sharing=_sharing(policy, measures.whole(gpu, policy)),
     )
+
+
+def _sharing(policy: rules.Policy, terms: shares.Terms | None) -> tenancy.Sharing | None:
+    if terms is None or policy.shares is None or policy.enforcement is None:
+        return None
+    return tenancy.Sharing(terms=terms, policy=policy.shares, enforcement=policy.enforcement)
 
 
 def _as_read(device: plan.GpuDevice, state: inventory.InventoryState) -> plan.GpuDevice:
@@ -164,9 +172,9 @@ def _as_read(device: plan.GpuDevice, state: inventory.InventoryState) -> plan.Gp
 def _parts(
     gpu: model.Gpu, device: plan.GpuDevice, policy: rules.Policy
 ) -> Mapping[str, plan.PartitionDevice] | plan.NotThere:
-    if policy.mode is rules.Mode.EXCLUSIVE:
+    if policy.mode in _UNDIVIDED:
         return plan.NotThere(
-            reason="its GPU is given out as a whole (mode exclusive); the pod has to be scheduled again",
+            reason=f"its GPU is not divided (mode {policy.mode}); the pod has to be scheduled again",
             retryable=False,
         )
     if gpu.state is not model.GpuState.READY:
@@ -190,6 +198,7 @@ def _parts(
             place=place,
             instance=instances.get((profile.id, place.start)),
             dynamic=dynamic,
+            sharing=_sharing(policy, measures.part(gpu, profile, policy)),
         )
         for profile, place in places
         for name in (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -126,6 +126,11 @@ def hardware_of(partitions: Iterable[mig.Partition], *, made_at: float | None = 
     if not found:
         return {}
     return {_MIG: found} if made_at is None else {_MIG: found, _MADE_AT: made_at}
+
+
+def with_pods(hardware: Mapping[str, Any], pods: Sequence[str]) -> Mapping[str, Any]:
+    """What an entry says whose shares limit the cgroups of some pods."""
+    return {**hardware, _PODS: list(pods)} if pods else hardware
 
 
 def uses_of(entry: Entry, device: str) -> tuple[ShareUse, ...]:

@@ -11,54 +11,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from discovery import mig, model
+from discovery import mig
 from discovery.address import PciAddress
 from driver import values
-from driver.prepare import cdi, claims, ledger
+from driver.prepare import cdi, claimconfig, claims, found, ledger, tenancy
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuDevice:
-    """A published GPU as it was last seen. `divisible`: the agent divides it by MIG at need, and has to see that it is whole
-    before it is used as a whole; `divided`: somebody else keeps MIG enabled on it.
-    """
-
-    name: str
-    address: PciAddress
-    state: model.GpuState
-    reason: str | None = None
-    uuid: str | None = None
-    minor: int | None = None
-    divisible: bool = False
-    divided: bool = False
-    toggle: bool = False
-    """Whether the agent may change its MIG mode."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionDevice:
-    """A place for a MIG instance on a GPU as it was last seen. `instance`: the one that was there then; `dynamic`: the agent makes
-    one for a claim and removes it afterwards, otherwise what is there is used.
-    """
-
-    name: str
-    gpu: GpuDevice
-    partition: mig.Partition
-    place: mig.MigPlacement
-    instance: mig.MigInstance | None = None
-    dynamic: bool = False
-
-
-Device = GpuDevice | PartitionDevice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotThere:
-    """Why a device name stands for nothing now. `retryable`: it may soon."""
-
-    reason: str
-    retryable: bool
+GpuDevice = found.GpuDevice
+PartitionDevice = found.PartitionDevice
+Device = found.Device
+NotThere = found.NotThere
+Rejection = found.Rejection
+addresses = found.addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,26 +54,15 @@ class GpuWork:
 class PreparePlan:
     """What is recorded once it is carried out. `columns` is the entry as text, which both the record and the CDI file need.
     `displaced`: (device, claim UID) of holders from before a reboot. Where there is `work`, it comes first; where instances are
-    to be made the entry is a *started* one, which `completed` makes whole with what was made.
+    to be made, or MPS has to know of shares, the entry is a *started* one, which `completed` and `enforced` make whole.
+    `others`: who else has shares on its GPUs.
     """
 
     entry: ledger.Entry
     columns: ledger.Columns
     displaced: tuple[tuple[str, str], ...] = ()
     work: tuple[GpuWork, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """Why a claim cannot be prepared. `retryable`: waiting may help. `look_again`: a new look at the hardware may, too."""
-
-    message: str
-    retryable: bool
-    look_again: bool = False
-
-
-_PASSING = frozenset({model.GpuState.NO_DRIVER, model.GpuState.UNREADABLE})
-"""States of a GPU whose driver is being loaded, as after a reboot, when kubelet has pods prepared before it is there."""
+    others: tuple[ledger.Entry, ...] = ()
 
 
 def plan_prepare(
@@ -123,49 +77,198 @@ def plan_prepare(
     any part of their GPUs.
 
     Admin access neither takes a device nor is kept from it; it makes no instance, and changes no mode. A holder from another
-    boot keeps nobody out: none of its containers lived through the reboot.
+    boot keeps nobody out: none of its containers lived through the reboot. Claims that have shares of one device stand beside
+    each other as long as there is room for all.
     """
-    taken = frozenset(result.device for result in allocation.results if not result.admin)
-    held: list[ledger.HeldDevice] = []
-    for name in dict.fromkeys(result.device for result in allocation.results):
-        here = (holder.device for holder in holders if holder.device.name == name and holder.entry.boot_id == boot_id)
-        known = None if name in taken else next(here, None)
-        device = _held(name, devices[name], taken=name in taken, known=known)
-        if isinstance(device, Rejection):
-            return replace(device, message=f"{allocation.claim}: {device.message}")
-        held.append(device)
-    mine = [device for device in held if device.name in taken]
-    for one, other in itertools.combinations(mine, 2):
-        if ledger.overlap(one, other):
-            return Rejection(
-                message=f"{allocation.claim}: its own devices {one.name} and {other.name} overlap; the pod has to be "
-                "scheduled again",
-                retryable=False,
-            )
-    displaced: list[tuple[str, str]] = []
-    for holder in holders:
-        if holder.claim.uid == allocation.claim.uid:
-            continue
-        wanted = next((device for device in mine if ledger.overlap(device, holder.device)), None)
-        if wanted is None:
-            continue
-        if holder.entry.boot_id == boot_id:
-            return Rejection(message=f"{allocation.claim}: {held_message(wanted.name, holder)}", retryable=True)
-        displaced.append((holder.device.name, str(holder.claim.uid)))
-    work = _work([found for found in (devices[device.name] for device in mine) if not isinstance(found, NotThere)])
+    planning = _Planning(allocation, devices, holders, boot_id)
+    try:
+        held = planning.held()
+        displaced = planning.displaced(held)
+        results = planning.results(held)
+        pods = planning.pods(results)
+    except _RejectedError as error:
+        rejection = error.rejection
+        return replace(rejection, message=f"{allocation.claim}: {rejection.message}")
+    work = _work(devices[device.name] for device in held if device.name in planning.taken)
+    begins = any(item.wanted for item in work) or any(
+        result.share is not None and result.share.by_mps for result in results
+    )
+    hardware = ledger.hardware_of(part for item in work for part in item.wanted.values())
     entry = ledger.Entry(
         claim=allocation.claim,
-        state=ledger.ClaimState.STARTED if any(item.wanted for item in work) else ledger.ClaimState.COMPLETED,
+        state=ledger.ClaimState.STARTED if begins else ledger.ClaimState.COMPLETED,
         boot_id=boot_id,
-        devices=tuple(held),
-        results=allocation.results,
+        devices=held,
+        results=results,
         cdi_ids=tuple(
             (dialect.device_id(allocation.claim.uid, result.device, result.share_id), dialect.node_id)
             for result in allocation.results
         ),
-        hardware=ledger.hardware_of(part for item in work for part in item.wanted.values()),
+        hardware=ledger.with_pods(hardware, pods),
     )
-    return PreparePlan(entry=entry, columns=ledger.to_columns(entry), displaced=tuple(displaced), work=work)
+    return PreparePlan(
+        entry=entry,
+        columns=ledger.to_columns(entry),
+        displaced=displaced,
+        work=work,
+        others=sharers(holders, allocation.claim, boot_id) if entry.held_in_shares else (),
+    )
+
+
+def sharers(holders: Iterable[Holder], claim: values.ClaimRef, boot_id: str) -> tuple[ledger.Entry, ...]:
+    """The claims of this boot, but for one, that have shares among some holders."""
+    return tuple(
+        {
+            holder.claim.uid: holder.entry
+            for holder in holders
+            if holder.device.room is not None and holder.entry.boot_id == boot_id and holder.claim.uid != claim.uid
+        }.values()
+    )
+
+
+class _RejectedError(Exception):
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+
+
+class _Planning:
+    """The steps of `plan_prepare`, which raise _RejectedError."""
+
+    def __init__(
+        self,
+        allocation: claims.Allocation,
+        devices: Mapping[str, Device | NotThere],
+        holders: Sequence[Holder],
+        boot_id: str,
+    ) -> None:
+        self._allocation = allocation
+        self._devices = devices
+        self._here = [holder for holder in holders if holder.entry.boot_id == boot_id]
+        self._before = [holder for holder in holders if holder.entry.boot_id != boot_id]
+        self.taken = frozenset(result.device for result in allocation.results if not result.admin)
+
+    def held(self) -> tuple[ledger.HeldDevice, ...]:
+        """What is kept of each device."""
+        kept = []
+        for name in dict.fromkeys(result.device for result in self._allocation.results):
+            taken = name in self.taken
+            known = None if taken else next((h.device for h in self._here if h.device.name == name), None)
+            device = found.held(name, self._devices[name], taken=taken, known=known)
+            if isinstance(device, Rejection):
+                raise _RejectedError(device)
+            kept.append(replace(device, room=self._room(name)))
+        mine = [device for device in kept if device.name in self.taken]
+        for one, other in itertools.combinations(mine, 2):
+            if ledger.overlap(one, other):
+                raise _refused(
+                    f"its own devices {one.name} and {other.name} overlap; the pod has to be scheduled again"
+                )
+        return tuple(kept)
+
+    def displaced(self, held: Sequence[ledger.HeldDevice]) -> tuple[tuple[str, str], ...]:
+        """Those from before a reboot that stand in the way; nobody of this boot may."""
+        mine = [device for device in held if device.name in self.taken]
+        displaced = []
+        for holder in (*self._here, *self._before):
+            wanted = next((device for device in mine if ledger.overlap(device, holder.device)), None)
+            if wanted is None or holder.claim.uid == self._allocation.claim.uid or _beside(wanted, holder.device):
+                continue
+            if holder in self._here:
+                raise _refused(held_message(wanted.name, holder), retryable=True)
+            displaced.append((holder.device.name, str(holder.claim.uid)))
+        return tuple(displaced)
+
+    def results(self, held: Sequence[ledger.HeldDevice]) -> tuple[ledger.Result, ...]:
+        """The results, with what each has of a device that is shared."""
+        rooms = {device.name: device.room for device in held}
+        results = tuple(
+            self._result(number, result, None if result.admin else rooms[result.device])
+            for number, result in enumerate(self._allocation.results)
+        )
+        for name, room in rooms.items():
+            uses = [result.share for result in results if result.device == name and result.share is not None]
+            refusal = None if room is None else tenancy.overdraft(room, uses, self._others(name), name)
+            if refusal is not None:
+                raise _refused(f"device {name}: {refusal.reason}", retryable=refusal.retryable)
+        return results
+
+    def pods(self, results: Sequence[ledger.Result]) -> tuple[str, ...]:
+        """The pods whose cgroups get limits."""
+        if not any(result.share is not None and result.share.cgroup_limit for result in results):
+            return ()
+        reason = tenancy.why_not_one_pod(self._allocation)
+        if reason is not None:
+            raise _refused(reason)
+        return tuple(consumer.uid for consumer in self._allocation.consumers)
+
+    def _result(self, number: int, result: ledger.Result, room: ledger.Room | None) -> ledger.Result:
+        config = self._allocation.config(number)
+        device = self._devices[result.device]
+        unmet: claimconfig.Unmet | tenancy.Refusal | None = None
+        if room is None:
+            if not result.admin:
+                unmet = claimconfig.exclusive(config, mig=isinstance(device, PartitionDevice))
+        else:
+            asked = result.request not in self._allocation.unasked
+            use = tenancy.use_of(result, self._sharing(result.device), config=config, asked_compute=asked)
+            if isinstance(use, ledger.ShareUse):
+                return replace(result, share=use)
+            unmet = use
+        if unmet is not None:
+            raise _refused(f"device {result.device}: {unmet.reason}")
+        return result
+
+    def _room(self, name: str) -> ledger.Room | None:
+        """What there is of a device for shares; None where the claim has it alone, or has admin access only."""
+        ids = [result.share_id for result in self._allocation.results if result.device == name and not result.admin]
+        if ids.count(None) == len(ids):
+            return None
+        if None in ids or len(set(ids)) < len(ids):
+            raise _refused(
+                f"device {name} was allocated to it as a whole and in shares; the pod has to be scheduled again"
+            )
+        alone = (holder for holder in self._here if holder.device.name == name and holder.device.room is None)
+        for holder in alone:
+            if holder.claim.uid != self._allocation.claim.uid:
+                raise _refused(held_message(name, holder), retryable=True)
+        others = self._others(name)
+        theirs = {result.share_id for entry in others for result in entry.results if result.device == name}
+        if not theirs.isdisjoint(ids):
+            raise _refused(
+                f"device {name}: another claim has a share of the same id; the pod has to be scheduled again"
+            )
+        room = tenancy.room_of(self._sharing(name), others, name)
+        if isinstance(room, tenancy.Refusal):
+            raise _refused(f"device {name}: {room.reason}", retryable=room.retryable)
+        return room
+
+    def _sharing(self, name: str) -> tenancy.Sharing:
+        device = self._devices[name]
+        assert not isinstance(device, NotThere)
+        if device.sharing is None:
+            raise _refused(
+                f"device {name} was allocated to it in shares, and is not given out in shares now; `nearfield devices` says why. The pod "
+                "has to be scheduled again if that stays",
+                retryable=True,
+            )
+        return device.sharing
+
+    def _others(self, name: str) -> tuple[ledger.Entry, ...]:
+        """Who has shares of a device beside the claim."""
+        holders = [
+            holder.entry for holder in self._here if holder.device.name == name and holder.device.room is not None
+        ]
+        return tuple(entry for entry in holders if entry.claim.uid != self._allocation.claim.uid)
+
+
+def _refused(message: str, *, retryable: bool = False) -> _RejectedError:
+    return _RejectedError(Rejection(message=message, retryable=retryable))
+
+
+def _beside(one: ledger.HeldDevice, other: ledger.HeldDevice) -> bool:
+    """Whether two claims may have one device, each a share."""
+    return one.name == other.name and one.room is not None and other.room is not None
 
 
 def completed(planned: PreparePlan, made: Mapping[str, mig.MigInstance], *, at: float) -> PreparePlan | Rejection:
@@ -174,12 +277,28 @@ def completed(planned: PreparePlan, made: Mapping[str, mig.MigInstance], *, at: 
     for device in planned.entry.devices:
         instance = made.get(device.name)
         if instance is not None and not instance.nodes:
-            message = f"{planned.entry.claim}: {_without_nodes(device.name, instance)}"
+            message = f"{planned.entry.claim}: {found.without_nodes(device.name, instance)}"
             return Rejection(message=message, retryable=True)
-        devices.append(device if instance is None else _with_instance(device, instance))
-    hardware = ledger.hardware_of(planned.entry.partitions, made_at=at)
+        devices.append(device if instance is None else found.with_instance(device, instance))
+    hardware = {**planned.entry.hardware, **ledger.hardware_of(planned.entry.partitions, made_at=at)}
     entry = replace(planned.entry, state=ledger.ClaimState.COMPLETED, devices=tuple(devices), hardware=hardware)
     return replace(planned, entry=entry, columns=ledger.to_columns(entry), work=())
+
+
+def enforced(planned: PreparePlan, before: Mapping[str, Any]) -> PreparePlan:
+    """The plan once its shares are kept apart; `before`: what `hardware` has to keep of what was there before."""
+    if not before and planned.entry.state is ledger.ClaimState.COMPLETED:
+        return planned
+    hardware = {**planned.entry.hardware, **before}
+    entry = replace(planned.entry, state=ledger.ClaimState.COMPLETED, hardware=hardware)
+    return replace(planned, entry=entry, columns=ledger.to_columns(entry))
+
+
+def joined(entry: ledger.Entry, pods: Iterable[str]) -> PreparePlan:
+    """What is recorded of a prepared claim that more pods use, whose cgroups have limits, too."""
+    known = dict.fromkeys((*entry.pods, *pods))
+    entry = replace(entry, hardware=ledger.with_pods(entry.hardware, tuple(known)))
+    return PreparePlan(entry=entry, columns=ledger.to_columns(entry))
 
 
 def releasing(entry: ledger.Entry) -> PreparePlan:
@@ -203,12 +322,12 @@ def seen_again(entry: ledger.Entry, devices: Mapping[str, Device | NotThere]) ->
     """What to record of a prepared claim some of whose MIG instances somebody else has made again."""
     held = []
     for device in entry.devices:
-        found = devices.get(device.name)
-        if found is not None:
-            seen = _held(device.name, found, taken=True, known=None)
+        place = devices.get(device.name)
+        if place is not None:
+            seen = found.held(device.name, place, taken=True, known=None)
             if isinstance(seen, Rejection):
                 return replace(seen, message=f"{entry.claim}: {seen.message}")
-            device = seen  # noqa: PLW2901 - as it is now
+            device = replace(seen, room=device.room)  # noqa: PLW2901 - as it is now
         held.append(device)
     entry = replace(entry, devices=tuple(held))
     return PreparePlan(entry=entry, columns=ledger.to_columns(entry))
@@ -223,79 +342,13 @@ def held_message(device: str, holder: Holder) -> str:
     return f"{which} held by {holder.claim} until kubelet unprepares it; if no pod uses that claim any more, delete it"
 
 
-def _held(
-    name: str, found: Device | NotThere, *, taken: bool, known: ledger.HeldDevice | None
-) -> ledger.HeldDevice | Rejection:
-    """What is kept of a device. `known`: what the record has of it, for admin access beside the one who has it."""
-    if isinstance(found, NotThere):
-        return Rejection(
-            message=f"device {claims.shown(name)}: {found.reason}",
-            retryable=found.retryable,
-            look_again=found.retryable,
-        )
-    gpu = found if isinstance(found, GpuDevice) else found.gpu
-    if gpu.state is not model.GpuState.READY or gpu.uuid is None or gpu.minor is None:
-        passing = gpu.state in _PASSING
-        return Rejection(
-            message=f"device {name} is not usable ({gpu.state}): "
-            f"{gpu.reason or 'its UUID or its minor number is not known'}",
-            retryable=passing,
-            look_again=passing,
-        )
-    nodes = (f"/dev/nvidia{gpu.minor}",)
-    if isinstance(found, GpuDevice):
-        if found.divided and taken:
-            return Rejection(
-                message=f"device {name} is not usable as a whole: MIG is enabled on it, and this GPU is not of mode "
-                "mig-dynamic; disable MIG (`nvidia-smi -mig 0`), or change its sharing rule",
-                retryable=False,
-                look_again=True,
-            )
-        return ledger.HeldDevice(name=name, address=str(gpu.address), uuid=gpu.uuid, nodes=nodes)
-    device = ledger.HeldDevice(name=name, address=str(gpu.address), uuid="", nodes=nodes, place=found.place)
-    if found.dynamic and taken:
-        return device
-    if known is not None and known.uuid:
-        return replace(device, uuid=known.uuid, caps=known.caps)
-    if found.instance is None or not found.instance.whole:
-        return Rejection(
-            message=f"device {name}: there is no MIG instance at its place now"
-            + ("" if taken else ", and admin access makes none"),
-            retryable=True,
-            look_again=True,
-        )
-    if not found.instance.nodes:
-        return Rejection(message=_without_nodes(name, found.instance), retryable=True, look_again=True)
-    return _with_instance(device, found.instance)
-
-
-def _with_instance(device: ledger.HeldDevice, instance: mig.MigInstance) -> ledger.HeldDevice:
-    return replace(device, uuid=instance.uuid or "", caps=instance.nodes)
-
-
-def _without_nodes(name: str, instance: mig.MigInstance) -> str:
-    return (
-        f"device {name}: the capability nodes of its MIG instance (GPU instance {instance.gpu_instance}) could not be read "
-        "below /proc/driver/nvidia/capabilities: does the agent see the host's /proc?"
-    )
-
-
-def _work(devices: Iterable[Device]) -> tuple[GpuWork, ...]:
+def _work(devices: Iterable[Device | NotThere]) -> tuple[GpuWork, ...]:
     """What is to be done with each GPU, in order of their addresses."""
-    found: dict[PciAddress, tuple[GpuDevice, dict[str, mig.Partition]]] = {}
+    gpus: dict[PciAddress, tuple[GpuDevice, dict[str, mig.Partition]]] = {}
     for device in devices:
         if isinstance(device, PartitionDevice):
             if device.dynamic:
-                found.setdefault(device.gpu.address, (device.gpu, {}))[1][device.name] = device.partition
-        elif device.divisible:
-            found[device.address] = (device, {})
-    return tuple(GpuWork(gpu=place, toggle=gpu.toggle, wanted=wanted) for place, (gpu, wanted) in sorted(found.items()))
-
-
-def addresses(devices: Iterable[Device | NotThere]) -> Sequence[PciAddress]:
-    """The GPUs that devices are, or are parts of."""
-    return [
-        device.address if isinstance(device, GpuDevice) else device.gpu.address
-        for device in devices
-        if not isinstance(device, NotThere)
-    ]
+                gpus.setdefault(device.gpu.address, (device.gpu, {}))[1][device.name] = device.partition
+        elif isinstance(device, GpuDevice) and device.divisible:
+            gpus[device.address] = (device, {})
+    return tuple(GpuWork(gpu=place, toggle=gpu.toggle, wanted=wanted) for place, (gpu, wanted) in sorted(gpus.items()))

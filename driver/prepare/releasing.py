@@ -4,20 +4,26 @@
 Kubelet calls Unprepare until it succeeds, and keeps the pod until then. So where an instance cannot be removed now (the library
 hangs, somebody's monitoring still uses it), kubelet is told that the claim is unprepared, its row becomes `releasing`, and
 nobody gets the device until a thread here, or the one of the next agent on this node, has put it back.
+
+What shares of a GPU have set is put back by whoever is the last, so that is done, and the row forgotten, under the lock of the GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+from discovery import address
 from discovery.errors import WorkError
 from driver import condition, context
 from driver.errors import RecordError
-from driver.prepare import hands, ledger, locks, partitions, plan, store
+from driver.prepare import crashpoints, hands, ledger, locks, partitions, plan, store
+from driver.prepare.crashpoints import Point
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +47,26 @@ class Leadership(Protocol):
         """Whether no newer instance lives."""
 
 
+class Enforcer(Protocol):
+    """What keeps shares apart. Called under the locks of the claim and of its GPUs. `others`: every other entry of this boot that has
+    a share of one of them. Both raise WorkError, and are idempotent.
+    """
+
+    def apply(
+        self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Keep the shares of an entry to what they may use. `begun`: an earlier call may have done some of it. The answer is what the
+        row has to keep of what was there before.
+        """
+
+    def undo(self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, timeout_s: float) -> None:
+        """Put back what `apply` has set, or may have, as far as no other needs it."""
+
+
 class Releaser:
-    """Removes the instances of claims. `put_back` from any thread under the claim's lock, `run` in a thread of its own."""
+    """Removes the instances of claims, and what was set for their shares. `run` in a thread of its own, everything else from any thread
+    under the claim's lock.
+    """
 
     def __init__(
         self,
@@ -50,6 +74,7 @@ class Releaser:
         *,
         record: store.Store,
         hardware: hands.Hands,
+        enforcer: Enforcer,
         own: partitions.Own,
         claim_locks: locks.Locks,
         leadership: Leadership,
@@ -61,6 +86,7 @@ class Releaser:
         self._boot_id = boot_id
         self._record = record
         self._hands = hardware
+        self._enforcer = enforcer
         self._own = own
         self._locks = claim_locks
         self._leadership = leadership
@@ -74,9 +100,25 @@ class Releaser:
         self._due_s = clock()
         self._trouble = condition.Condition(logger, recovered="Everything has been put back")
 
+    def gpus(self, entry: ledger.Entry, *, timeout_s: float) -> AbstractContextManager[object]:
+        """The locks under which an entry is put back: those of the GPUs that it has shares of. Raises LockUnavailableError."""
+        if entry.boot_id != self._boot_id or not entry.enforced:
+            return contextlib.nullcontext()
+        places = {address.parse(device.address) for device, _ in entry.shared}
+        return self._locks.gpus(places, patience=locks.Deadline(timeout_s))
+
     def put_back(self, entry: ledger.Entry, *, timeout_s: float) -> None:
-        """Remove the instances that were made for an entry, or may have been. Raises WorkError. Those of another boot are gone."""
-        if entry.boot_id == self._boot_id and entry.partitions:
+        """Remove what was made and set for an entry, or may have been, under the locks of `gpus`. Raises WorkError, and RecordError. What
+        is of another boot is gone.
+        """
+        if entry.boot_id != self._boot_id:
+            return
+        if entry.enforced:
+            holders = self._record.holders(device.name for device, _ in entry.shared)
+            crashpoints.reach(Point.SHARES_BEFORE_UNDO)
+            self._enforcer.undo(entry, plan.sharers(holders, entry.claim, self._boot_id), timeout_s=timeout_s)
+            crashpoints.reach(Point.SHARES_UNDONE)
+        if entry.partitions:
             self._hands.remove(entry.partitions, timeout_s=timeout_s)
             self._own.released(entry.devices)
 
@@ -84,13 +126,15 @@ class Releaser:
         """What was made for an entry has been removed already; said before the record forgets it."""
         self._own.released(entry.devices)
 
-    def release(self, entry: ledger.Entry, *, timeout_s: float) -> bool:
-        """Put back what a claim has that kubelet wants unprepared, or see that it is put back later; whether it is now. Raises
-        RecordError.
+    def release(self, entry: ledger.Entry, *, timeout_s: float, commit_s: float) -> bool:
+        """Put back what a claim has that kubelet wants unprepared, and forget it, or see that it is put back later; whether it is
+        now. Raises RecordError.
         """
         try:
-            self.put_back(entry, timeout_s=timeout_s)
-        except WorkError as error:
+            with self.gpus(entry, timeout_s=timeout_s):
+                self.put_back(entry, timeout_s=timeout_s)
+                self._record.remove(entry, timeout_s=commit_s)
+        except (WorkError, locks.LockUnavailableError) as error:
             logger.warning("It is not put back yet, and will be: %s", error)
             if entry.state is not ledger.ClaimState.RELEASING:
                 planned = plan.releasing(entry)
@@ -147,6 +191,7 @@ class Releaser:
         if entry is None or entry.state is not ledger.ClaimState.RELEASING:
             return
         with context.bound(claim=str(entry.claim)):
-            self.put_back(entry, timeout_s=REMOVAL_S)
-            self._record.remove(entry, timeout_s=_RECORD_S)
+            with self.gpus(entry, timeout_s=_CLAIM_PATIENCE_S):
+                self.put_back(entry, timeout_s=REMOVAL_S)
+                self._record.remove(entry, timeout_s=_RECORD_S)
             logger.info("Put back %s", ", ".join(device.name for device in entry.devices))

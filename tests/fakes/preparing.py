@@ -34,13 +34,16 @@ from driver.prepare import (
     releasing,
     rootfs,
     store,
+    tenancy,
 )
-from tests.fakes import mighands, mockmachine
+from driver.sharing import shares
+from tests.fakes import enforced, mighands, mockmachine
 
 DRIVER = values.DRIVER_NAME
 POOL = "node-1"
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 ADDRESSES = tuple(address.PciAddress(0, 0x10 + number, 0, 0) for number in range(8))
+GIB = 1 << 30
 NAMES = tuple(values.gpu_device_name(place) for place in ADDRESSES)
 
 
@@ -86,6 +89,15 @@ class ClaimFolder:
     def allocate(self, named: values.ClaimRef, *devices: str) -> values.ClaimRef:
         """Make a claim that has these devices, and name it."""
         self.put(named, claim(named, [result(device) for device in devices]))
+        return named
+
+    def allocate_shares(
+        self, named: values.ClaimRef, *results: dict[str, Any], pods: Sequence[dict[str, str]] | None = None
+    ) -> values.ClaimRef:
+        """Make a claim with these results, reserved for one pod if for no other, and name it."""
+        document = claim(named, results)
+        document["status"]["reservedFor"] = [pod(int(named.uid[4:8]))] if pods is None else list(pods)
+        self.put(named, document)
         return named
 
     def delete(self, named: values.ClaimRef) -> None:
@@ -140,6 +152,31 @@ class FixedIndex:
                     )
                     self.devices[part.name] = part
 
+    def share(
+        self,
+        *,
+        memory: shares.Memory = shares.Memory.CGROUP,
+        compute: shares.Compute = shares.Compute.NONE,
+        default_compute: int | None = None,
+        sharers: int = 8,
+    ) -> None:
+        """From now on all GPUs are of mode shares, and so are MIG instances that somebody made, if `divide` was called before."""
+        for name, device in self.devices.items():
+            if isinstance(device, plan.NotThere):
+                continue
+            part = isinstance(device, plan.PartitionDevice)
+            self.devices[name] = replace(
+                device,
+                sharing=sharing(
+                    memory=memory,
+                    compute=compute,
+                    default_compute=default_compute,
+                    sharers=sharers,
+                    gib=10 if part else 80,
+                    percent=14 if part else 100,
+                ),
+            )
+
     def find(self, name: str) -> plan.Device | plan.NotThere:
         """As the inventory's index."""
         return self.devices.get(name) or plan.NotThere(reason="no GPU of this name is on this node", retryable=False)
@@ -157,6 +194,48 @@ class FixedIndex:
     def look_again(self) -> None:
         """Counted."""
         self.looks += 1
+
+
+def sharing(
+    *,
+    memory: shares.Memory = shares.Memory.CGROUP,
+    compute: shares.Compute = shares.Compute.NONE,
+    default_compute: int | None = None,
+    sharers: int = 8,
+    gib: int = 80,
+    percent: int = 100,
+) -> tenancy.Sharing:
+    """How a device with half a GiB more than so many is shared, in steps of 1Gi and of 5 percent."""
+    policy = shares.Shares(
+        memory_step=GIB,
+        compute_step=5,
+        max_sharers=sharers,
+        memory=memory,
+        compute=compute,
+        default_compute=default_compute,
+    )
+    levels = shares.Enforcement(memory=memory, compute=compute)
+    terms = shares.terms(policy, levels, memory_bytes=gib * GIB + GIB // 2, compute=percent)
+    assert terms is not None
+    return tenancy.Sharing(terms=terms, policy=policy, enforcement=levels)
+
+
+def share(
+    device: str, share_id: str, *, memory: str = "20Gi", compute: str | None = "25", request: str = "gpu", **more: Any
+) -> dict[str, Any]:
+    """An allocation result that is a share."""
+    consumed = {"memory": memory, "shares": "1"} | ({} if compute is None else {"compute": compute})
+    return result(device, request=request, shareID=share_id, consumedCapacity=consumed, **more)
+
+
+def share_id(number: int) -> str:
+    """As the scheduler makes them."""
+    return f"{number:08d}-5555-4666-8777-0123456789ab"
+
+
+def pod(number: int) -> dict[str, str]:
+    """A pod for which a claim is reserved."""
+    return {"resource": "pods", "name": f"pod-{number}", "uid": f"0000{number:04d}-9999-4bbb-8ccc-0123456789ab"}
 
 
 def part_name(number: int, profile: int, start: int) -> str:
@@ -265,6 +344,7 @@ class Agent:
         self.reports = Reports()
         self.api = ClaimFolder(node / "claims")
         self.hardware = self.hands_type(node / "hardware.json")
+        self.enforcer = enforced.Enforcer(node / "shares.json")
         self.index = FixedIndex(self.hardware)
         self.dialect = cdi.Dialect(driver=DRIVER, mock=mock)
         state, dev = node / "state", node / "dev" if machine is None else machine / "dev"
@@ -303,6 +383,7 @@ class Agent:
             boot_id,
             record=self.record,
             hardware=worker,
+            enforcer=self.enforcer,
             own=self.own,
             claim_locks=self.locks,
             leadership=self.epoch,
@@ -320,6 +401,7 @@ class Agent:
             reader=self.api,
             index=found,
             hardware=worker,
+            enforcer=self.enforcer,
             releaser=self.releaser,
             reserve_s=reserve_s,
         )

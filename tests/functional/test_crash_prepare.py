@@ -21,6 +21,9 @@ UNPREPARING = tuple(name for name in crashpoints.NAMES if name.startswith("unpre
 DIVIDING = tuple(name for name in crashpoints.NAMES if name.startswith("mig."))
 """Those of claims that have GPUs divided: test_crash_mig.py."""
 
+SHARING = tuple(name for name in crashpoints.NAMES if name.startswith("shares."))
+"""Those of claims that have shares: test_crash_shares.py."""
+
 RECOVERING = tuple(name for name in crashpoints.NAMES if name.startswith("recover."))
 
 
@@ -143,7 +146,7 @@ def test_a_crash_while_a_damaged_record_is_replaced(node: Node, point: str) -> N
 
 
 def test_every_point_is_tested() -> None:
-    assert sorted(PREPARING + UNPREPARING + RECOVERING + DIVIDING) == sorted(crashpoints.NAMES)
+    assert sorted(PREPARING + UNPREPARING + RECOVERING + DIVIDING + SHARING) == sorted(crashpoints.NAMES)
 
 
 @pytest.mark.parametrize("round_number", range(3))

@@ -69,14 +69,14 @@ def test_a_claim_is_answered_with_its_devices_and_everything_is_on_disk(agent: A
 
 def test_several_drivers_subrequests_shares_and_admin_access_in_one_claim(agent: Agent) -> None:
     share = "6b4d7f0a-5b2e-4d51-9c9f-0d3f3f6e8f11"
+    agent.index.share()
     results = [
         preparing.result("nic-3", request="nic", driver="dra.net"),
         preparing.result(NAMES[0], request="fast/eight"),
-        preparing.result(NAMES[1], request="part", shareID=share, consumedCapacity={"memory": "20Gi"}),
+        preparing.share(NAMES[1], share, request="part"),
         preparing.result(NAMES[0], request="look", adminAccess=True),
     ]
-    agent.api.put(ref(1), preparing.claim(ref(1), results))
-    devices = agent.prepare(ref(1)).devices
+    devices = agent.prepare(agent.api.allocate_shares(ref(1), *results)).devices
     assert [(d.request_names, d.device, d.share_id) for d in devices] == [
         (("fast",), NAMES[0], None),
         (("part",), NAMES[1], share),
@@ -85,7 +85,7 @@ def test_several_drivers_subrequests_shares_and_admin_access_in_one_claim(agent:
     assert devices[0].cdi_device_ids[0] != devices[1].cdi_device_ids[0]
     stored = agent.record.get(ref(1).uid)
     assert stored is not None
-    assert stored.results[1].consumed_capacity == {"memory": "20Gi"}
+    assert stored.results[1].consumed_capacity == {"memory": "20Gi", "compute": "25", "shares": "1"}
 
 
 def test_a_repeat_is_the_same_answer_without_the_api_server(agent: Agent, tmp_path: Path) -> None:

@@ -5,25 +5,37 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 
 from discovery import mig
+from driver.mps import shares as mps
 from driver.prepare import cdi, claims, ledger, plan
+from driver.sharing import shares
 from tests.fakes import cdi_rules, preparing
 
 REAL = cdi.Dialect(driver=preparing.DRIVER, mock=False)
 MOCK = cdi.Dialect(driver=preparing.DRIVER, mock=True)
 
 
-def entry(number: int = 1, *results: ledger.Result, dialect: cdi.Dialect = REAL) -> ledger.Entry:
+def entry(
+    number: int = 1,
+    *results: ledger.Result,
+    dialect: cdi.Dialect = REAL,
+    memory: shares.Memory = shares.Memory.MPS,
+    compute: shares.Compute = shares.Compute.MPS,
+) -> ledger.Entry:
     allocation = claims.Allocation(
         claim=preparing.ref(number),
         results=results or (ledger.Result(request="gpu", pool="node-1", device=preparing.NAMES[0]),),
     )
+    index = preparing.FixedIndex()
+    if results and results[0].share_id:
+        index.share(memory=memory, compute=compute)
     planned = plan.plan_prepare(
-        allocation, devices=preparing.FixedIndex().devices, holders={}, dialect=dialect, boot_id=preparing.BOOT_ID
+        allocation, devices=index.devices, holders=(), dialect=dialect, boot_id=preparing.BOOT_ID
     )
     assert isinstance(planned, plan.PreparePlan)
     return planned.entry
@@ -39,7 +51,8 @@ def many() -> ledger.Entry:
                 pool="p" * 253,
                 device=preparing.NAMES[number % 8],
                 share_id=f"{number:08d}-5b2e-4d51-9c9f-0d3f3f6e8f11",
-                consumed_capacity={f"{'d' * 60}.example/{'c' * 30}{number}": "123456789Gi" for number in range(8)},
+                consumed_capacity={f"{'d' * 60}.example/{'c' * 30}{number}": "123456789Gi" for number in range(8)}
+                | {"memory": "20Gi", "compute": "25"},
             )
             for number in range(32)
         ),
@@ -93,6 +106,61 @@ def test_a_part_is_the_node_of_its_gpu_and_the_nodes_that_give_the_right_to_it()
     assert variables[0] != variables[1]
     mock = json.loads(MOCK.claim_spec(parted()))["devices"][0]["containerEdits"]["deviceNodes"]
     assert {tuple(node) for node in mock} == {("path", "hostPath")}
+
+
+def share(number: int) -> ledger.Result:
+    return ledger.Result(
+        request="gpu",
+        pool="node-1",
+        device=preparing.NAMES[0],
+        share_id=preparing.share_id(number),
+        consumed_capacity={"memory": "20Gi", "compute": "25"},
+    )
+
+
+def test_each_share_by_mps_is_the_way_to_its_own_namespace_and_to_nothing_else() -> None:
+    spec = json.loads(REAL.claim_spec(entry(1, share(1), share(2))))
+    folders = []
+    for number, device in enumerate(spec["devices"], start=1):
+        edits = device["containerEdits"]
+        assert device["name"].endswith(preparing.share_id(number))
+        (mount,) = edits["mounts"]
+        folders.append(mount["hostPath"])
+        assert mount["containerPath"] == mount["hostPath"]
+        assert mount["options"] == ["rw", "nosuid", "nodev", "noexec", "bind"]
+        own, pipe = edits["env"]
+        assert preparing.share_id(number).replace("-", "_").upper() in own
+        assert pipe == f"CUDA_MPS_PIPE_DIRECTORY={mount['hostPath']}"
+    assert len(set(folders)) == 2
+    assert all(folder.startswith(f"/run/nearfield/mps/{preparing.NAMES[0]}/pipes/{mps.SERVER}/") for folder in folders)
+    assert cdi_rules.violations(REAL.claim_spec(entry(1, share(1), share(2)))) == []
+
+
+def test_shares_by_legacy_mps_have_their_limits_in_the_environment() -> None:
+    made = entry(1, share(1), memory=shares.Memory.COOPERATIVE, compute=shares.Compute.COOPERATIVE)
+    elsewhere = replace(REAL, mps=PurePosixPath("/mps"))
+    edits = json.loads(elsewhere.claim_spec(made))["devices"][0]["containerEdits"]
+    assert edits["env"][1:] == [
+        f"CUDA_MPS_PIPE_DIRECTORY=/mps/{preparing.NAMES[0]}/pipes",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=GPU-0=20480M",
+    ]
+    assert [mount["containerPath"] for mount in edits["mounts"]] == [f"/mps/{preparing.NAMES[0]}/pipes", "/dev/shm"]
+
+
+@pytest.mark.parametrize("compute", [shares.Compute.TIMESLICE, shares.Compute.NONE])
+def test_shares_that_no_server_holds_need_none(compute: shares.Compute) -> None:
+    made = entry(1, share(1), share(2), memory=shares.Memory.NONE, compute=compute)
+    for device in json.loads(REAL.claim_spec(made))["devices"]:
+        assert set(device["containerEdits"]) == {"env", "deviceNodes"}
+        assert len(device["containerEdits"]["env"]) == 1
+
+
+def test_the_record_in_a_file_with_shares_says_who_may_read_it() -> None:
+    made = entry(1, share(1))
+    assert REAL.entry_of(REAL.claim_spec(made)) == made
+    record = json.loads(json.loads(REAL.claim_spec(made))["annotations"][f"{preparing.DRIVER}/record"])
+    assert (record["version"], record["readableSince"]) == (3, 3)
 
 
 def test_the_record_in_a_file_with_parts_says_who_may_read_it() -> None:
@@ -178,12 +246,13 @@ def test_every_id_of_the_answer_is_a_device_of_a_file() -> None:
 
 
 def test_variables_of_two_claims_and_of_two_shares_never_meet() -> None:
-    shares = [
-        ledger.Result(request="a", pool="node-1", device=preparing.NAMES[0], share_id=share) for share in ("s1", "s2")
-    ]
     variables = [
         variable.partition("=")[0]
-        for recorded in (entry(1), entry(2), entry(3, *shares))
+        for recorded in (
+            entry(1),
+            entry(2),
+            entry(3, share(1), share(2), memory=shares.Memory.NONE, compute=shares.Compute.NONE),
+        )
         for edits in _devices(REAL.claim_spec(recorded)).values()
         for variable in edits["env"]
     ]

@@ -22,7 +22,7 @@ def entry(number: int = 1, *, device: int = 0, boot_id: str = preparing.BOOT_ID)
     planned = plan.plan_prepare(
         claims.Allocation(claim=preparing.ref(number), results=(result,)),
         devices=preparing.FixedIndex().devices,
-        holders={},
+        holders=(),
         dialect=DIALECT,
         boot_id=boot_id,
     )

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver.errors import ClaimError
-from driver.prepare import claims, ledger
+from driver.prepare import claimconfig, claims, ledger
 from tests.fakes import preparing
 
 REF = preparing.ref(1)
@@ -60,7 +60,106 @@ def test_results_of_this_driver_are_read_in_order_and_others_are_ignored() -> No
             ),
             ledger.Result(request="watch", pool=preparing.POOL, device=GPU, admin=True),
         ),
+        unasked=frozenset({"gpu"}),
     )
+
+
+SHARE = preparing.share(GPU, preparing.share_id(1))
+
+
+def shared(
+    *, reserved: Any = None, requests: Any = None, results: Any = (SHARE,), config: Any = ()
+) -> claims.Allocation:
+    document = preparing.claim(REF, results, config=config)
+    if reserved is not None:
+        document["status"]["reservedFor"] = reserved
+    if requests is not None:
+        document["spec"]["devices"]["requests"] = requests
+    return parse(document)
+
+
+def test_for_whom_a_share_is_reserved_is_read() -> None:
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "crew", "uid": "77-a"}
+    odd = {"apiGroup": "example.com", "resource": "pods", "name": "odd", "uid": "88-b"}
+    found = shared(reserved=[preparing.pod(1), group, odd]).consumers
+    assert [(consumer.kind, consumer.name, consumer.pod) for consumer in found] == [
+        ("pods", "pod-1", True),
+        ("podgroups", "crew", False),
+        ("pods", "odd", False),
+    ]
+    assert found[0].uid == preparing.pod(1)["uid"]
+    assert shared().consumers == ()
+
+
+@pytest.mark.parametrize(
+    "reserved",
+    [
+        {"pods": []},
+        [7],
+        [{"resource": "pods", "name": "a"}],
+        [{**preparing.pod(1), "uid": "../../../etc"}],
+        [{**preparing.pod(1), "uid": "a/b"}],
+        [{**preparing.pod(1), "name": ""}],
+        [{**preparing.pod(1), "resource": 5}],
+        [preparing.pod(1)] * 257,
+    ],
+)
+def test_hostile_reservations_of_a_share_are_refused(reserved: Any) -> None:
+    with pytest.raises(ClaimError):
+        shared(reserved=reserved)
+    # What is not shared does not ask for whom it is.
+    assert shared(reserved=reserved, results=[preparing.result(GPU)]).consumers == ()
+    assert shared(reserved=reserved, results=[{**SHARE, "adminAccess": True}]).consumers == ()
+
+
+def test_which_requests_named_no_amount_of_compute_is_read() -> None:
+    def asking(**requests: str) -> dict[str, Any]:
+        return {"deviceClassName": "share", "capacity": {"requests": requests}}
+
+    found = shared(
+        requests=[
+            {"name": "a", "exactly": asking(memory="20Gi", compute="25")},
+            {"name": "b", "exactly": asking(memory="20Gi")},
+            {"name": "c", "exactly": {"deviceClassName": "share"}},
+            {
+                "name": "d",
+                "firstAvailable": [{"name": "x", **asking(compute="5")}, {"name": "y", **asking(memory="1Gi")}],
+            },
+        ]
+    )
+    assert found.unasked == {"b", "c", "d/y"}
+
+
+@pytest.mark.parametrize("requests", [7, [7], [{"name": 7}], [{"name": "a", "exactly": []}], [{"name": "a"}] * 33])
+def test_hostile_requests_of_a_share_are_refused(requests: Any) -> None:
+    with pytest.raises(ClaimError):
+        shared(requests=requests)
+    assert shared(requests=requests, results=[preparing.result(GPU)]).unasked == frozenset()
+
+
+def test_each_result_has_the_strictest_of_the_configuration_that_is_for_it() -> None:
+    def config(percent: int, **more: Any) -> dict[str, Any]:
+        parameters = {"apiVersion": claimconfig.API_VERSION, "kind": claimconfig.KIND, "compute": {"limit": percent}}
+        return opaque(parameters, **more)
+
+    results = [
+        preparing.share(GPU, preparing.share_id(1), request="a"),
+        preparing.share(GPU, preparing.share_id(2), request="b/x"),
+        preparing.share(GPU, preparing.share_id(3), request="c"),
+    ]
+    found = shared(
+        results=results,
+        config=[
+            config(20, source="FromClass"),
+            config(10, requests=["a"]),
+            config(15, requests=["b"]),
+            config(5, requests=["b/y"]),
+            config(30, requests=["c"]),
+            opaque({"anything": 1}, driver=OTHER),
+        ],
+    )
+    assert [found.config(number).compute_limit for number in range(3)] == [10, 15, 20]
+    assert shared().config(0) == claimconfig.NOTHING
 
 
 def _without(document: dict[str, Any], *path: str) -> dict[str, Any]:
@@ -130,9 +229,9 @@ def test_configuration_for_us_is_refused_with_its_kind(requests: Any) -> None:
     with pytest.raises(ClaimError) as caught:
         parse(document)
     message = str(caught.value)
-    assert "apiVersion 'resource.nvidia.com/v1beta1' and kind 'GpuConfig'" in message
+    assert 'apiVersion "resource.nvidia.com/v1beta1" and kind "GpuConfig"' in message
     assert "status.allocation.devices.config[0].opaque.parameters" in message
-    assert "Remove it from its DeviceClass" in message
+    assert "(from its DeviceClass)" in message
 
 
 @pytest.mark.parametrize("parameters", [None, "x", 1, [], {}, {"kind": 5}, {"apiVersion": {"deep": []}}])

@@ -32,8 +32,8 @@ def planned(
     )
 
 
-def wanted(device: str, *, request: str = "gpu", admin: bool = False, share_id: str | None = None) -> ledger.Result:
-    return ledger.Result(request=request, pool=preparing.POOL, device=device, admin=admin, share_id=share_id)
+def wanted(device: str, *, request: str = "gpu", admin: bool = False) -> ledger.Result:
+    return ledger.Result(request=request, pool=preparing.POOL, device=device, admin=admin)
 
 
 def held(*, boot_id: str = preparing.BOOT_ID, state: ledger.ClaimState = ledger.ClaimState.COMPLETED) -> plan.Holder:
@@ -61,14 +61,6 @@ def test_the_entry_has_everything_that_the_answer_and_the_files_need() -> None:
         ledger.to_columns(answer.entry),
         (),
     )
-
-
-def test_shares_of_one_device_have_ids_of_their_own() -> None:
-    answer = planned(wanted(GPU, request="a", share_id="s1"), wanted(GPU, request="b", share_id="s2"))
-    assert isinstance(answer, plan.PreparePlan)
-    first, second = (ids[0] for ids in answer.entry.cdi_ids)
-    assert first != second
-    assert len(answer.entry.devices) == 1
 
 
 @pytest.mark.parametrize(

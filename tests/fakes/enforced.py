@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is set for shares, in a file, so that it outlives the processes that set it; with faults. The room of `preparing.Agent` works
+with it as with the enforcer of the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from discovery.errors import WorkError
+from driver.prepare import ledger
+
+
+class Called(NamedTuple):
+    """One call."""
+
+    name: str
+    claim: str
+    others: frozenset[str]
+    begun: bool
+
+
+@dataclass
+class Enforcer:
+    """A releasing.Enforcer. `calls`: what was asked of this one. `failing`: calls that fail with this, after they have done it."""
+
+    path: Path
+    calls: list[Called] = field(default_factory=list)
+    failing: dict[str, WorkError] = field(default_factory=dict)
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """What `apply` found."""
+
+    def apply(
+        self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float
+    ) -> Mapping[str, Any]:
+        """As releasing.Enforcer."""
+        self._called("apply", entry, others, timeout_s, begun=begun)
+        with self._state() as state:
+            state[entry.claim.uid] = {
+                "pods": list(entry.pods),
+                "shares": {
+                    str(result.share_id): [
+                        device.name,
+                        device.uuid,
+                        result.share.memory_limit,
+                        result.share.compute_limit,
+                    ]
+                    for device, result in entry.shared
+                    if result.share is not None and result.share.enforced
+                },
+            }
+        self._fault("apply")
+        return self.before
+
+    def undo(self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, timeout_s: float) -> None:
+        """As releasing.Enforcer."""
+        self._called("undo", entry, others, timeout_s, begun=False)
+        with self._state() as state:
+            state.pop(entry.claim.uid, None)
+        self._fault("undo")
+
+    def there(self) -> dict[str, Any]:
+        """What is set, by claim."""
+        with self._state() as state:
+            return dict(state)
+
+    def forget(self) -> None:
+        """As after a reboot."""
+        self.path.unlink(missing_ok=True)
+
+    def _called(
+        self, name: str, entry: ledger.Entry, others: Sequence[ledger.Entry], timeout_s: float, *, begun: bool
+    ) -> None:
+        assert timeout_s > 0
+        assert entry.enforced
+        uids = [other.claim.uid for other in others]
+        assert len(set(uids)) == len(uids)
+        assert entry.claim.uid not in uids
+        assert all(other.boot_id == entry.boot_id and other.held_in_shares for other in others)
+        self.calls.append(Called(name, entry.claim.uid, frozenset(uids), begun))
+
+    def _fault(self, name: str) -> None:
+        if name in self.failing:
+            raise self.failing[name]
+
+    @contextlib.contextmanager
+    def _state(self) -> Iterator[dict[str, Any]]:
+        with self.path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            state = json.loads(file.read() or "{}")
+            yield state
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(state))
