@@ -16,6 +16,7 @@ DRIVER_NAME = "gpu.nearfield.dev"
 ClaimUid = NewType("ClaimUid", str)
 
 _PARTITION = "-mig-"
+_GPU_NAME = re.compile(r"gpu-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])")
 _WORD = re.compile(r"[0-9a-z]+")
 
 
@@ -35,6 +36,15 @@ def partition_device_name(address: PciAddress, *, profile: str, profile_id: int,
 def gpu_of(device: str) -> str:
     """The device name of the GPU that a device is, or is a part of."""
     return device.partition(_PARTITION)[0]
+
+
+def address_of(device: str) -> PciAddress | None:
+    """The address of the GPU that a device is, or is a part of; None where it is no name of a device of ours."""
+    match = _GPU_NAME.fullmatch(gpu_of(device))
+    if match is None:
+        return None
+    domain, bus, slot, function = (int(part, 16) for part in match.groups())
+    return PciAddress(domain, bus, slot, function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -28,9 +28,15 @@ def source(settings: config.Settings) -> child.Source:
     """What the probe reads."""
     if settings.mocked:
         mock = mock_directory(settings)
-        return child.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
+        return child.Source(
+            sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock, cgroups=cgroup_root(settings)
+        )
     return child.Source(
-        sys=settings.sysfs, proc=settings.procfs, dev=settings.dev, driver_root=settings.driver_root_mount
+        sys=settings.sysfs,
+        proc=settings.procfs,
+        dev=settings.dev,
+        driver_root=settings.driver_root_mount,
+        cgroups=cgroup_root(settings),
     )
 
 

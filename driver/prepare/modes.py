@@ -47,9 +47,9 @@ class Modes:
         self._settings = settings
         self._seen = seen
 
-    def one_process(self, gpu: PciAddress, *, begun: bool, timeout_s: float) -> None:
-        """Leave a GPU to one program, which the server of MPS is. `begun`: an earlier call may have done that already, so that
-        what is found tells nothing.
+    def one_process(self, gpu: PciAddress, *, begun: bool, timeout_s: float) -> ComputeMode:
+        """Leave a GPU to one program, which the server of MPS is; the mode before. `begun`: an earlier call may have done that
+        already, so that what is found tells nothing.
         """
         found = self._get(gpu)
         known = found.compute_mode is not None
@@ -59,6 +59,7 @@ class Modes:
         before = self._limiting.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS, timeout_s=timeout_s)
         if not known and not begun and before is not found.compute_mode:
             self._put(gpu, replace(found, compute_mode=before))
+        return before
 
     def restore_process(self, gpu: PciAddress, *, timeout_s: float) -> None:
         """Let those use a GPU again who might before."""
@@ -86,9 +87,18 @@ class Modes:
             self._slices.set(uuid, found.time_slice, timeout_s=timeout_s)
             self._put(gpu, replace(found, time_slice=None, time_slice_set=None))
 
-    def changed(self, gpu: PciAddress) -> gpusettings.Found:
-        """What was set before on a GPU, where something was changed."""
-        return self._get(gpu)
+    def restore(self, gpu: PciAddress, uuid: str | None, *, timeout_s: float) -> bool:
+        """Put back all that was changed on a GPU of which nothing is shared any more; whether that was anything. `uuid`: None where
+        it is not known, so that turns cannot be restored.
+        """
+        found = self._get(gpu)
+        if found == gpusettings.NOTHING:
+            self._put(gpu, found)
+            return False
+        self.restore_process(gpu, timeout_s=timeout_s)
+        if uuid is not None:
+            self.restore_turns(gpu, uuid, timeout_s=timeout_s)
+        return True
 
     def gpus(self) -> tuple[PciAddress, ...]:
         """The GPUs of which something may have been changed."""

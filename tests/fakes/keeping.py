@@ -100,12 +100,13 @@ class Limiting:
 
 
 class Supervisor:
-    """The MPS supervisor. `down`: none listens; `refuse`: what it answers instead."""
+    """The MPS supervisor. `down`: none listens; `refuse`: what it answers instead; `unplaceable`: that to `place`."""
 
     def __init__(self) -> None:
         self.shares: dict[tuple[str, str], mps.Share] = {}
         self.down = False
         self.refuse: MpsError | None = None
+        self.unplaceable: MpsError | None = None
         self.instance = "one"
         self.change = 0
         self.daemons: dict[str, mps_values.Daemon] = {}
@@ -114,6 +115,8 @@ class Supervisor:
     def place(self, share: mps.Share, *, timeout_s: float) -> None:
         """As client.Client."""
         self._reach(timeout_s)
+        if self.unplaceable is not None:
+            raise self.unplaceable
         with self._changed:
             self.shares[share.device, share.share_id] = share
             self._move()
@@ -221,6 +224,25 @@ class Slices:
         self.calls += 1
         if self.fail is not None:
             raise self.fail
+
+
+@dataclass
+class Events:
+    """Events that were written: (object, reason, message)."""
+
+    told: list[tuple[values.ClaimRef | str, str, str]] = field(default_factory=list)
+
+    def claim(self, claim: values.ClaimRef, *, reason: str, message: str, warning: bool = True) -> None:
+        """As events.EventRecorder."""
+        assert warning
+        self.told.append((claim, reason, message))
+
+    def pod(self, namespace: str, name: str, uid: str, *, reason: str, message: str, warning: bool = True) -> None:
+        """As events.EventRecorder."""
+        assert warning
+        assert namespace
+        assert uid
+        self.told.append((name, reason, message))
 
 
 def uuid_of(gpu: PciAddress) -> str:
