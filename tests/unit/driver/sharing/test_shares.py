@@ -62,8 +62,10 @@ def test_nothing_weaker_than_the_policy_is_used() -> None:
         memory=dict.fromkeys([Memory.CGROUP, Memory.MPS, Memory.COOPERATIVE], "no"),
         compute=dict.fromkeys([Compute.MPS, Compute.COOPERATIVE, Compute.TIMESLICE], "never"),
     )
-    assert abilities.enforcement(strict, nothing) == abilities.Lacking(
-        reasons=("memory by cgroup: no", "memory by mps: no")
+    assert abilities.enforcement(strict, nothing) == abilities.Lacking(reasons=("memory by cgroup or mps: no",))
+    named = replace(nothing, memory={Memory.CGROUP: "old", Memory.MPS: "away"})
+    assert abilities.enforcement(replace(strict, compute=Compute.MPS), named) == abilities.Lacking(
+        reasons=("memory by cgroup: old", "memory by mps: away", "compute by mps: never")
     )
     advisory = replace(strict, memory=Memory.NONE)
     assert abilities.enforcement(advisory, nothing) == Enforcement(memory=Memory.NONE, compute=Compute.NONE)
