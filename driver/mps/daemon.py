@@ -183,15 +183,22 @@ class Daemon:
     def _until_it_answers(self, process: subprocess.Popen[bytes], stop: threading.Event, deadline: float) -> None:
         """Wait for the socket of a daemon that is starting, and for its first answer."""
         wait_s = _FIRST_S
-        while not (self.pipes / control.SOCKET).exists():
+        why = "it has no socket"
+        while True:
+            if (self.pipes / control.SOCKET).exists():
+                try:
+                    self.control.answers()
+                except control.ControlError as error:
+                    why = str(error)
+                else:
+                    return
             if process.poll() is not None:
                 raise control.ControlError(self.how_it_ended())
             if time.monotonic() >= deadline:
-                raise control.ControlError(f"it has no socket after {START_S:.0f} s")
+                raise control.ControlError(f"{why} after {START_S:.0f} s")
             if stop.wait(wait_s):
                 raise control.ControlError("it is no longer wanted")
             wait_s = min(wait_s * 2, 0.5)
-        self.control.answers()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()

@@ -261,7 +261,8 @@ class Keeper:
             if time.monotonic() >= due:
                 checked = time.monotonic()
                 self._look(daemon)
-            self._settle()
+            with self._condition:
+                self._settle()
 
     def _must_act(self, daemon: lives.Daemon) -> bool:
         return (
@@ -295,6 +296,7 @@ class Keeper:
             with self._condition:
                 self._placed[share.share_id] = share
                 self._failed.pop(share.share_id, None)
+                self._settle()
                 self._condition.notify_all()
 
     def _is_gone(self, share: Share) -> None:
@@ -320,10 +322,11 @@ class Keeper:
             self._clients = clients
 
     def _settle(self) -> None:
-        """Note whether all is as wanted."""
-        with self._condition:
-            complete = self._placed == self._wanted
-            self._enter(values.DaemonState.RUNNING if complete else values.DaemonState.WAITING)
+        """Note whether all is as wanted. With the condition held."""
+        if self._failed:
+            self._enter(values.DaemonState.WAITING)
+        elif self._placed == self._wanted:
+            self._enter(values.DaemonState.RUNNING)
 
     def _fails(self, why: str) -> None:
         with self._condition:
