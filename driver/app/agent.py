@@ -166,6 +166,7 @@ class Agent:
         self._spawn("collector", claims.collector.run)
         self._spawn("releasing", lambda: claims.releaser.run(lambda: self._put_back(claims.executor)))
         self._spawn("watcher", lambda: self._wake(readings, claims))
+        self._spawn("means", lambda: claims.means.run(self._stop, changed=lambda: self._able(readings, claims)))
         built = parts.Parts(
             settings=settings,
             following=configuration,
@@ -243,6 +244,12 @@ class Agent:
     def _reconfigured(self, now: config.AgentConfig, readings: inventory.Inventory, claims: room.PrepareRoom) -> None:
         """The configuration in effect is another."""
         claims.policies.set_rules(now.sharing)
+        self._notify()
+        self._expect_work(readings, claims)
+
+    def _able(self, readings: inventory.Inventory, claims: room.PrepareRoom) -> None:
+        """What keeps shares apart on this node has come or gone."""
+        claims.policies.abilities_changed()
         self._notify()
         self._expect_work(readings, claims)
 

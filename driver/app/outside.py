@@ -20,6 +20,8 @@ from driver.version import VERSION
 logger = logging.getLogger(__name__)
 
 API_RETRY_S = 5.0
+MEANS_S = 3.0
+"""How long to wait for the first look at what keeps shares apart."""
 
 
 class Outside:
@@ -80,6 +82,7 @@ class Outside:
         known = self._parts.readings.state()
         if known.snapshot is None:
             return wanted.from_snapshot(None, options=self._options(), why_not=known.error or "")
+        self._parts.claims.means.wait(MEANS_S)
         shared = self._parts.claims.policies.look(known.snapshot, held=held)
         return wanted.from_snapshot(
             known.snapshot,

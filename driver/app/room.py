@@ -7,12 +7,12 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from discovery import limits, model, workers
 from discovery.address import PciAddress
 from driver import config, inventory
-from driver.app import hardware, late, reports, sharing
+from driver.app import hardware, late, means, reports, sharing
 from driver.mps import client
 from driver.prepare import (
     attempt,
@@ -36,7 +36,7 @@ from driver.prepare import (
     store,
     timeslices,
 )
-from driver.sharing import effective, policy, rules
+from driver.sharing import effective, policy, rules, shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class PrepareRoom:
 
     record: store.Store
     policies: effective.Effective
+    means: means.Watched
     leadership: epoch.Epoch
     node_spec: nodespec.NodeSpec
     reader: late.LateReader
@@ -61,9 +62,13 @@ class PrepareRoom:
         self.collector.reconcile()
 
     def expect_work(self, snapshot: model.Snapshot | None) -> bool:
-        """Have a worker ready where GPUs are divided at need, so that the first claim need not wait for one to start; whether."""
-        wanted = {} if snapshot is None else policy.resolve(self.policies.rules, snapshot.gpus).policies
-        needed = any(how.mode is rules.Mode.MIG_DYNAMIC for how in wanted.values())
+        """Have a worker ready where GPUs are divided at need, or are shared by what it sets, so that the first claim need not wait for
+        one to start; whether.
+        """
+        if snapshot is None:
+            return False
+        wanted = policy.resolve(self.policies.rules, snapshot.gpus, can=self.means.can(snapshot)).policies
+        needed = any(how.mode is rules.Mode.MIG_DYNAMIC or _is_set(how) for how in wanted.values())
         if needed:
             self.workers.start()
         return needed
@@ -94,7 +99,11 @@ def build(
         reports=told,
     )
     stack.callback(record.close)
-    policies = sharing.build(record, given)
+    driver_root = rootfs.installed(settings.driver_root, mount=settings.driver_root_mount, mocked=settings.mocked)
+    supervisor = client.Client(settings.mps_dir)
+    turns = timeslices.TimeSlices(driver_root)
+    watched = means.Watched(directory=settings.mps_dir, ability=supervisor.ability, time_slices=turns.problem)
+    policies = sharing.build(record, given, can=watched.can)
     leadership = epoch.Epoch(settings.state_dir)
     stack.callback(leadership.close)
     claim_locks = locks.Locks(settings.state_dir, stop=stop)
@@ -102,7 +111,7 @@ def build(
     node_spec = nodespec.NodeSpec(
         directory,
         dialect=dialect,
-        root=_driver_root(settings),
+        root=driver_root,
         nodes=nodes,
         node_locks=claim_locks,
         driver_version=lambda: _driver_version(readings),
@@ -112,10 +121,9 @@ def build(
     working = workers.Workers(source=hardware.source(settings), locks=locks.directory(settings.state_dir))
     stack.callback(working.close)
     worker = hands.Hands(working)
-    supervisor = client.Client(settings.mps_dir)
     gpu_modes = modes.Modes(
         working,
-        timeslices.TimeSlices(_driver_root(settings)),
+        turns,
         gpusettings.GpuSettings(settings.state_dir, boot_id=boot_id),
         seen=lambda gpu: _seen_mode(readings, gpu),
     )
@@ -169,6 +177,7 @@ def build(
     return PrepareRoom(
         record=record,
         policies=policies,
+        means=watched,
         leadership=leadership,
         node_spec=node_spec,
         reader=reader,
@@ -180,13 +189,10 @@ def build(
     )
 
 
-def _driver_root(settings: config.Settings) -> rootfs.DriverRoot | None:
-    """Where the driver's libraries are. A mock machine has those of a root that somebody named: the libraries of this host, if
-    any, are not those of that machine.
-    """
-    if settings.mocked and settings.driver_root == Path("/"):
-        return None
-    return rootfs.DriverRoot(settings.driver_root, mount=settings.driver_root_mount)
+def _is_set(how: rules.Policy) -> bool:
+    """Whether something is set on the GPU for each share: a limit, or a compute mode."""
+    by = how.enforcement
+    return by is not None and (by.memory is shares.Memory.CGROUP or by.by_mps or by.by_legacy_mps)
 
 
 def _seen_mode(readings: inventory.Inventory, address: PciAddress) -> limits.ComputeMode | None:
