@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from driver import values
 from driver.errors import ApiError, ApiReason
+from driver.prepare import joining
+
+_SOON_S = 10.0
 
 
 class Reader(Protocol):
@@ -22,6 +25,9 @@ class Reader(Protocol):
 
     def get_node(self, name: str, *, timeout_s: float) -> Any:
         """The Node as JSON. Raises ApiError."""
+
+    def watch_claim(self, namespace: str, name: str, *, timeout_s: float) -> joining.Watch:
+        """The ResourceClaim, and its changes. Raises ApiError."""
 
 
 class LateReader:
@@ -43,6 +49,10 @@ class LateReader:
     def get_node(self, name: str, *, timeout_s: float) -> Any:
         """The Node as JSON. Raises ApiError, also when no client came within the time."""
         return self._wait(timeout_s).get_node(name, timeout_s=timeout_s)
+
+    def watch_claim(self, namespace: str, name: str, *, timeout_s: float) -> joining.Watch:
+        """The ResourceClaim, and its changes. Raises ApiError, also when no client comes soon."""
+        return self._wait(min(timeout_s, _SOON_S)).watch_claim(namespace, name, timeout_s=timeout_s)
 
     def _wait(self, timeout_s: float) -> Reader:
         if not self._there.wait(timeout_s) or self._reader is None:
