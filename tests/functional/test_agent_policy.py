@@ -84,7 +84,7 @@ def test_an_invalid_file_changes_nothing_and_is_told_of_everywhere(node: agents.
     agents.until(lambda: "nearfield_config_reload_failed 1.0" in agent.get("/metrics")[1], "the metric")
     status, text = agent.get("/readyz")
     assert status == 200
-    assert "agent.yaml:5: sharing[0].mode: must be 'exclusive', 'mig-static' or 'mig-dynamic'" in text
+    assert "agent.yaml:5: sharing[0].mode: must be 'exclusive', 'mig-static', 'mig-dynamic' or 'shares'" in text
     assert "what was read before stays in effect" in agent.said()
     events = agents.until(
         lambda: [event for event in node.api.objects("events") if event["reason"] == "ConfigRefused"], "an Event"
