@@ -218,6 +218,29 @@ class FabricInfoV3(ctypes.Structure):
     _fields_ = (*FabricInfoV2._fields_, ("healthSummary", ctypes.c_uint8))
 
 
+MEMORY_LIMIT_MAX = 0xFFFF_FFFF_FFFF_FFFF
+"""NVML_DEVICE_MEMORY_LIMIT_MAX."""
+
+COMPUTE_MODES = 4
+"""NVML_COMPUTEMODE_COUNT."""
+
+
+class SetMemoryLimits(ctypes.Structure):
+    """nvmlSetMemoryLimits_v1_t; `nameSpace` points to a C string."""
+
+    _fields_ = (
+        ("nameSpace", ctypes.c_void_p),
+        ("softLimit", ctypes.c_ulonglong),
+        ("hardLimit", ctypes.c_ulonglong),
+    )
+
+
+class GetMemoryLimits(ctypes.Structure):
+    """nvmlGetMemoryLimits_v1_t."""
+
+    _fields_ = (*SetMemoryLimits._fields_, ("currentUsed", ctypes.c_ulonglong))
+
+
 class FieldValue(ctypes.Structure):
     """nvmlFieldValue_t; `value` is the union nvmlValue_t."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from discovery import address, datadirect, endpoints, errors, findings, nvmllibrary, pci, sysfs
 from discovery.address import PciAddress
 from discovery.errors import DocumentError
-from discovery.mock import capturenet, identity, nvmlcapture, recording, vital
+from discovery.mock import capturenet, dmem, identity, nvmlcapture, recording, vital
 from discovery.mock.recording import Entry, Link, Tree
 from discovery.mock.redact import Redaction
 
@@ -59,6 +59,7 @@ _PROC_FILES = (
     "proc/driver/nvidia-caps/mig-minors",
     "proc/driver/nvidia-caps/sys-minors",
 )
+_CGROUPS = "sys/fs/cgroup"
 _GPU_FILES = ("information", "numa_status")
 _MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "gdrdrv", "mlx5_core", "vfio_pci")
 _DEVICE_NODES = re.compile(r"nvidia[a-z0-9-]*|nvme[0-9]+")
@@ -113,7 +114,11 @@ def capture(
     for node in _device_nodes(dev):
         taken.entries[f"dev/{node}"] = ""
     found = library if library is not None else _loaded(driver_root)
-    nvml = None if found is None else nvmlcapture.read(found, _gpus(taken))
+    nvml = (
+        None
+        if found is None
+        else nvmlcapture.read(found, _gpus(taken), cgroup=str(sys / "fs/cgroup"), by_kernel=_counted(taken))
+    )
     known.learn(taken.entries, nvml)
     return recording.Recording(
         name=name, description="Captured from a node", files=known.files(taken.entries), nvml=known.nvml(nvml)
@@ -273,6 +278,8 @@ def _host(taken: _Taken) -> None:
     firmware = taken.link("sys/class/dmi/id")
     if firmware is not None:
         taken.every(firmware, _FIRMWARE)
+    taken.every(_CGROUPS, ("cgroup.controllers", dmem.CAPACITY))
+    taken.every(_CGROUPS, (f"{name}/notify_on_release" for name in taken.names(_CGROUPS)))
     taken.every("sys/module", (f"{module}/version" for module in _MODULES))
     for client in taken.names("sys/kernel/mm/memory_peers"):
         taken.file(f"sys/kernel/mm/memory_peers/{client}/version")
@@ -319,6 +326,11 @@ def _loaded(driver_root: Path) -> object | None:
     with contextlib.suppress(errors.SourceError, OSError):
         return nvmllibrary.load(driver_root) or ctypes.CDLL("libnvidia-ml.so.1")
     return None
+
+
+def _counted(taken: _Taken) -> bool:
+    """Whether the kernel counts the memory of GPUs."""
+    return "nvidia/" in (Tree(taken.entries).text(f"{_CGROUPS}/{dmem.CAPACITY}") or "")
 
 
 def _gpus(taken: _Taken) -> list[PciAddress]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from discovery import address
 from discovery.address import PciAddress
 from discovery.mock import (
+    cgroupfiles,
     devicefiles,
     fault,
     hostfiles,
@@ -43,6 +44,7 @@ def expand(described: machine.Machine, catalogue: parts.Products) -> recording.R
         **hostfiles.cpu_files(every, described.host),
         **hostfiles.node_files(described.numa),
         **hostfiles.proc_files(described, every),
+        **cgroupfiles.files(described, _memory(functions)),
         **netfiles.files(described.name, ports, described.network),
         **devicefiles.rdma_files(described.name, ports),
         **devicefiles.nvme_files(described.name, functions),
@@ -73,6 +75,15 @@ def _memory_nodes(described: machine.Machine, named: Mapping[str, Function]) -> 
                 raise MachineError(("numa", "nodes", number, "gpu"), f"there is no GPU called {entry.gpu}")
             nodes[function.address] = entry.ids[0]
     return nodes
+
+
+def _memory(functions: Sequence[Function]) -> dict[PciAddress, int]:
+    """The memory of the GPUs that the driver has."""
+    return {
+        function.address: function.part.memory
+        for function in nvmlstate.bound_gpus(functions)
+        if isinstance(function.part, parts.Gpu)
+    }
 
 
 def _driven(

@@ -24,6 +24,7 @@ from discovery.mock import (
     faults,
     handles,
     library_device,
+    library_limits,
     library_links,
     library_mig,
     library_migcompute,
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 FUNCTIONS = {
     **library_device.FUNCTIONS,
+    **library_limits.FUNCTIONS,
     **library_links.FUNCTIONS,
     **library_mig.FUNCTIONS,
     **library_migcompute.FUNCTIONS,

@@ -261,7 +261,6 @@ FUNCTIONS = {
         operator.attrgetter("clocks_event_reasons"), ctypes.c_ulonglong
     ),
     "nvmlDeviceGetPersistenceMode": _number(operator.attrgetter("persistence_mode")),
-    "nvmlDeviceGetComputeMode": _number(operator.attrgetter("compute_mode")),
     "nvmlDeviceGetModuleId": _number(operator.attrgetter("module_id")),
     "nvmlDeviceGetNumaNodeId": _number(operator.attrgetter("numa_node"), ctypes.c_int),
     "nvmlDeviceGetCurrPcieLinkGeneration": _pcie("generation"),

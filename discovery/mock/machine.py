@@ -88,6 +88,12 @@ class Host(Model):
     root_port: str | None = None
     """Product of root ports that name none."""
     iommu: Literal["off", "DMA", "DMA-FQ", "identity"] = "DMA-FQ"
+    cgroup: Literal["v1", "v2"] | None = None
+    """The version of cgroups; without it no hierarchy is mounted."""
+    memory_accounting: Literal["dmem", "misc"] | None = None
+    """Who counts the GPU memory of cgroups of version 2: the kernel's controller, or the driver itself, as it does from 615 on where
+    the kernel has none.
+    """
     acs_redirect: bool = False
     """Whether ports send peer-to-peer requests to the root complex: what the kernel sets where it finds an IOMMU and neither
     `pci=disable_acs_redir` nor the firmware or a service of the maker keeps it from that.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of the MIG state of a rendered machine, as slow as hardware and no slower.
+"""Changes of the state of GPUs of a rendered machine by its driver: of MIG as slow as hardware and no slower, and of limits.
 
 A change takes its time in a lock file of its GPU, so that GPUs never wait for each other and of two callers that want one
 place exactly one gets it. The lock of the machine is held for the moment in which the state changes, no longer. Who is
@@ -23,6 +23,7 @@ from discovery.mock import view as viewing
 from discovery.mock.status import StatusError
 
 LOCKS = "locks"
+_CHANGED = ("mig", "processes", "compute_mode", "time_slice", "cgroups")
 
 T = TypeVar("T")
 
@@ -34,6 +35,15 @@ class Hand:
         self._directory = directory
         self._file = file
         self._clock = clock
+
+    @property
+    def directory(self) -> Path:
+        """Where the machine is rendered."""
+        return self._directory
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """The lock of the machine, for a moment: its files are changed."""
+        return self._file.locked()
 
     def change(
         self,
@@ -70,11 +80,13 @@ class Hand:
         return gpu
 
     def _write(self, before: state.Gpu, after: state.Gpu) -> None:
-        """`before` and `after` may show faults; only what MIG changes is written."""
+        """`before` and `after` may show faults; only what the driver changes is written."""
         now = self._file.read()
         assert now.nvml is not None
         gpus = tuple(
-            dataclasses.replace(gpu, mig=after.mig, processes=after.processes) if gpu.pci == after.pci else gpu
+            dataclasses.replace(gpu, **{name: getattr(after, name) for name in _CHANGED})
+            if gpu.pci == after.pci
+            else gpu
             for gpu in now.nvml.gpus
         )
         migfiles.come(self._directory, before, after)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from discovery import address
 from discovery.address import PciAddress
-from discovery.mock import abi, library, nvmlcapturemig, nvmlclient, state
+from discovery.mock import abi, dmem, library, nvmlcapturemig, nvmlclient, state
 from discovery.mock.nvmlclient import Client
 
 _NO_GPUS = 1
@@ -42,8 +43,12 @@ _NUMBERS: dict[str, tuple[str, type[Any]]] = {
 }
 
 
-def read(given: object, gpus: Iterable[PciAddress]) -> state.Nvml | None:
-    """The state behind a library; None where no driver is loaded. `gpus`: GPUs on the bus, of which NVML may have lost some."""
+def read(
+    given: object, gpus: Iterable[PciAddress], *, cgroup: str = "/sys/fs/cgroup", by_kernel: bool = False
+) -> state.Nvml | None:
+    """The state behind a library; None where no driver is loaded. `gpus`: GPUs on the bus, of which NVML may have lost some.
+    `cgroup`: one to ask about; `by_kernel`: whether the kernel counts the GPU memory of cgroups.
+    """
     client = Client(given)
     status = client.call("nvmlInitWithFlags", ctypes.c_uint(_NO_GPUS))
     if status == abi.DRIVER_NOT_LOADED:
@@ -51,7 +56,10 @@ def read(given: object, gpus: Iterable[PciAddress]) -> state.Nvml | None:
     if status != abi.SUCCESS:
         return state.Nvml(system=state.System(errors={"nvmlInitWithFlags": status}))
     try:
-        return _read(client, gpus)
+        nvml = _read(client, gpus)
+        accounting = dmem.CONTROLLER if by_kernel else "misc"
+        limits = any(_limits_memory(client, gpu.pci, cgroup) for gpu in nvml.gpus)
+        return nvml if not limits else _counted_by(nvml, accounting)
     finally:
         client.call("nvmlShutdown")
 
@@ -85,6 +93,20 @@ def _read(client: Client, on_the_bus: Iterable[PciAddress]) -> state.Nvml:
         ),
         gpus=tuple(gpu for _pci, gpu in sorted(gpus.items())),
     )
+
+
+def _limits_memory(client: Client, pci: PciAddress, cgroup: str) -> bool:
+    """Whether the memory of cgroups is limited on a GPU; which of them have limits is nobody's business."""
+    handle = ctypes.c_void_p()
+    name = ctypes.create_string_buffer(os.fsencode(cgroup))
+    asked = abi.GetMemoryLimits(nameSpace=ctypes.addressof(name))
+    if client.call(_BY_PCI, ctypes.c_char_p(str(pci).encode()), ctypes.byref(handle)) != abi.SUCCESS:
+        return False
+    return client.call("nvmlDeviceGetMemoryLimits_v1", handle, ctypes.byref(asked)) in (abi.SUCCESS, abi.NOT_FOUND)
+
+
+def _counted_by(nvml: state.Nvml, accounting: str) -> state.Nvml:
+    return dataclasses.replace(nvml, system=dataclasses.replace(nvml.system, memory_accounting=accounting))
 
 
 def _by_index(client: Client, index: int) -> tuple[PciAddress | None, ctypes.c_void_p]:

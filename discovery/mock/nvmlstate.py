@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from discovery.address import PciAddress
-from discovery.mock import abi, identity, machine, migstate, pcitree, state
+from discovery.mock import abi, cgroupfiles, identity, machine, migstate, pcitree, state
 from discovery.mock import products as parts
 from discovery.mock.pcitree import Function, MachineError, PortType
 
@@ -15,6 +15,7 @@ _IDLE_POWER_SHARE = 10
 
 _IDLE_TEMPERATURE_C = 32
 _FABRIC_HEALTHY = 0
+MEMORY_LIMITS = ("nvmlDeviceGetMemoryLimits_v1", "nvmlDeviceSetMemoryLimits_v1")
 _NVLINK_CAPABILITIES = 0b101111
 """Peer-to-peer, system memory and atomics both ways, valid; no SLI bridge."""
 
@@ -52,6 +53,8 @@ def build(
             driver_version=described.driver.version,
             nvml_version=f"{cuda_major}.{described.driver.version}",
             cuda_version=cuda_major * 1000 + cuda_minor * 10,
+            missing_functions=() if cgroupfiles.limits_memory(described.driver) else MEMORY_LIMITS,
+            memory_accounting=cgroupfiles.accounting(described),
         ),
         gpus=gpus,
     )

@@ -29,7 +29,9 @@ class System:
     errors: Mapping[str, int] = field(default_factory=dict)
     """Functions without a GPU that fail, nvmlInitWithFlags among them: C name -> nvmlReturn_t."""
     privileged: bool = True
-    """Whether the caller may change MIG, which needs root or /dev/nvidia-caps/nvidia-cap1."""
+    """Whether the caller may change MIG, which needs root or /dev/nvidia-caps/nvidia-cap1, and all else that takes root."""
+    memory_accounting: str | None = None
+    """Who counts the memory of cgroups: the kernel's controller `dmem`, or the driver (`misc`); None: nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,22 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupMemory:
+    """The limit of a cgroup that the driver keeps itself, in bytes. `device`, `inode` and `made` tell its folder from one that is made
+    anew under the name, which has none. `hard` None: as much as there is.
+    """
+
+    path: str
+    device: int
+    inode: int
+    made: int = 0
+    """When, in ns, in a rendered tree: other than the kernel's cgroups, its files have the inodes of those before them."""
+    soft: int = 0
+    hard: int | None = None
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU, in the order of NVML's index. `pci_device_id` and `pci_subsystem_id` hold the device in the upper 16 bits."""
 
@@ -254,6 +272,10 @@ class Gpu:
     """Whether it reaches its CPU by NVLink-C2C (nvmlDeviceGetC2cModeInfoV)."""
     persistence_mode: bool | None = None
     compute_mode: int | None = None
+    """nvmlComputeMode_t."""
+    time_slice: int = 0
+    """How long programs have their turn: 0 default, 1 short, 2 medium, 3 long (nvidia-smi compute-policy)."""
+    cgroups: tuple[CgroupMemory, ...] = ()
     module_id: int | None = None
     """Its place on the board (nvmlDeviceGetModuleId)."""
     serial: str | None = None

@@ -8,7 +8,7 @@
     faults: [{kind: gpu-lost, target: gpu3}]
 
 `base` is a machine of the zoo or a file beside the document, a Machine or again a Variant. Everything is as there but for what
-stands here; the faults of the base are not kept, MIG of the GPUs that `mig` does not name is. UUIDs, MACs and serial numbers follow from the Variant's own name: it is another
+stands here, which may be another `driver`, `kernel`, `cgroup` and `memoryAccounting`; the faults of the base are not kept, MIG of the GPUs that `mig` does not name is. UUIDs, MACs and serial numbers follow from the Variant's own name: it is another
 node of the same build.
 """
 
@@ -34,8 +34,24 @@ class Variant(Model):
     seed: int = 0
     faults: tuple[machine.Fault, ...] = ()
     mig: Mapping[str, tuple[machine.MigInstance, ...]] = {}
+    driver: machine.Driver | None = None
+    kernel: str | None = None
+    cgroup: Literal["v1", "v2"] | None = None
+    memory_accounting: Literal["dmem", "misc"] | None = None
 
     def of(self, base: machine.Machine) -> machine.Machine:
         """The machine that it is."""
         own = {"name": self.name, "description": self.description, "seed": self.seed, "faults": self.faults}
-        return base.model_copy(update={**own, "mig": {**base.mig, **self.mig}})
+        host = {
+            name: value
+            for name in ("kernel", "cgroup", "memory_accounting")
+            if (value := getattr(self, name)) is not None
+        }
+        return base.model_copy(
+            update={
+                **own,
+                "mig": {**base.mig, **self.mig},
+                "driver": self.driver or base.driver,
+                "host": base.host.model_copy(update=host),
+            }
+        )

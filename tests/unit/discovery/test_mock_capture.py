@@ -17,7 +17,19 @@ import pytest
 
 from discovery import errors, vpd
 from discovery.errors import DocumentError
-from discovery.mock import capture, fault, faults, library, nvmlcapture, recording, redact, render, state, zoo
+from discovery.mock import (
+    capture,
+    fault,
+    faults,
+    library,
+    nvmlcapture,
+    nvmlstate,
+    recording,
+    redact,
+    render,
+    state,
+    zoo,
+)
 from discovery.mock.recording import Entry, Link
 from tests.fakes import mockmachine
 
@@ -160,7 +172,7 @@ def test_a_lost_gpu_and_missing_functions_are_captured(tmp_path: Path) -> None:
     faults.apply(tmp_path, [fault.Fault(kind=fault.Kind.GPU_LOST, target=mockmachine.GPU1)])
     read = nvmlcapture.read(Older(), (mockmachine.GPU0, mockmachine.GPU1))
     assert read is not None
-    assert read.system.missing_functions == ("nvmlDeviceGetNumGpuCores",)
+    assert set(read.system.missing_functions) == {"nvmlDeviceGetNumGpuCores", *nvmlstate.MEMORY_LIMITS}
     first, second = read.gpus
     assert (first.pci, first.cores, first.errors) == (mockmachine.GPU0, None, {})
     lost = {"nvmlDeviceGetHandleByPciBusId_v2": 15, "nvmlDeviceGetHandleByIndex_v2": 15}
