@@ -22,7 +22,7 @@ from driver.kube import events
 from driver.kubelet import server
 from driver.observe import listen
 from driver.observe.metrics import Metrics
-from driver.prepare import executor, files
+from driver.prepare import executor, files, keeping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,7 @@ class Agent:
         """It ends now."""
         self._patience_s = 0.0
         self._answers: executor.Executor | None = None
+        self._keeper: keeping.Keeper | None = None
         self._failure: Exception | None = None
         self._load = load
         self._following: following.Following | None = None
@@ -108,7 +109,7 @@ class Agent:
         self._make_state_directory()
         metrics = Metrics(pool=settings.node_name)
         recorder = events.EventRecorder(component=settings.driver_name, host=settings.node_name, observer=metrics)
-        told = reports.Reports(metrics, recorder, released=self._released)
+        told = reports.Reports(metrics, recorder, released=self._released, changed=self._shares_changed)
         listeners = {
             option: listen.bind(address, option=option)
             for option, address in (("--http", settings.http), ("--inspect", settings.inspect))
@@ -165,6 +166,9 @@ class Agent:
         stack.callback(configuration.stop)
         self._spawn("collector", claims.collector.run)
         self._spawn("releasing", lambda: claims.releaser.run(lambda: self._put_back(claims.executor)))
+        self._keeper = claims.keeper
+        self._spawn("keeper", claims.keeper.run)
+        stack.callback(claims.keeper.wake)
         self._spawn("watcher", lambda: self._wake(readings, claims))
         self._spawn("means", lambda: claims.means.run(self._stop, changed=lambda: self._able(readings, claims)))
         built = parts.Parts(
@@ -260,6 +264,11 @@ class Agent:
         """Perhaps nobody holds a device any more that is gone."""
         if self._outside is not None:
             self._outside.released()
+
+    def _shares_changed(self) -> None:
+        """Perhaps a share has come or gone."""
+        if self._keeper is not None:
+            self._keeper.wake()
 
     def _put_back(self, answers: executor.Executor) -> None:
         """A claim that kubelet was told is gone let go of its devices at last."""

@@ -17,24 +17,40 @@ class Recorder(Protocol):
     def claim(self, ref: values.ClaimRef, *, reason: str, message: str, warning: bool = True) -> None:
         """An Event on a ResourceClaim."""
 
+    def pod(self, namespace: str, name: str, uid: str, *, reason: str, message: str, warning: bool = True) -> None:
+        """An Event on a Pod."""
+
     def node(self, *, reason: str, message: str, warning: bool = True) -> None:
         """An Event on the Node."""
 
 
 class Reports:
-    """The one who is told, for executor, collector and record."""
+    """The one who is told, for executor, collector, keeper and record."""
 
-    def __init__(self, metrics: Metrics, events: Recorder, *, released: Callable[[], None]) -> None:
-        """`released` is called after a claim let go of its devices."""
+    def __init__(
+        self, metrics: Metrics, events: Recorder, *, released: Callable[[], None], changed: Callable[[], None]
+    ) -> None:
+        """`released` is called after a claim let go of its devices, `changed` after one was prepared or unprepared."""
         self._metrics = metrics
         self._events = events
         self._released = released
+        self._changed = changed
 
     def claim_done(self, *, operation: str, result: str, seconds: float) -> None:
         """A claim was answered."""
         self._metrics.claim_done(operation=operation, result=result, seconds=seconds)
         if (operation, result) == (executor.UNPREPARE, executor.DONE):
             self._released()
+        if result == executor.DONE:
+            self._changed()
+
+    def claim(self, claim: values.ClaimRef, *, reason: str, message: str, warning: bool = True) -> None:
+        """Something about a prepared claim: said on it."""
+        self._events.claim(claim, reason=reason, message=message, warning=warning)
+
+    def pod(self, namespace: str, name: str, uid: str, *, reason: str, message: str, warning: bool = True) -> None:
+        """Something about a pod that uses a prepared claim: said on it."""
+        self._events.pod(namespace, name, uid, reason=reason, message=message, warning=warning)
 
     def prepare_failed(self, claim: values.ClaimRef, *, message: str) -> None:
         """A claim could not be prepared: said on the claim, as kubelet says it on the pod only."""

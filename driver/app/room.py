@@ -27,12 +27,14 @@ from driver.prepare import (
     gpusettings,
     hands,
     index,
+    keeping,
     locks,
     modes,
     nodespec,
     partitions,
     releasing,
     rootfs,
+    settling,
     store,
     timeslices,
 )
@@ -52,6 +54,7 @@ class PrepareRoom:
     executor: executor.Executor
     collector: collector.Collector
     releaser: releasing.Releaser
+    keeper: keeping.Keeper
     own: partitions.Own
     workers: workers.Workers
 
@@ -127,7 +130,24 @@ def build(
         gpusettings.GpuSettings(settings.state_dir, boot_id=boot_id),
         seen=lambda gpu: _seen_mode(readings, gpu),
     )
-    enforcer = enforcing.Enforcer(working, supervisor, cgroups.Cgroups(hardware.cgroup_root(settings)), gpu_modes)
+    pods = cgroups.Cgroups(hardware.cgroup_root(settings))
+    enforcer = enforcing.Enforcer(working, supervisor, pods, gpu_modes)
+    keeper = keeping.Keeper(
+        keeping.Rows(record, boot_id=boot_id),
+        record=record,
+        files=directory,
+        claim_locks=claim_locks,
+        leads=leadership.leads,
+        enforcer=enforcer,
+        settler=settling.Settler(working, pods, gpu_modes),
+        gpu_modes=gpu_modes,
+        pods=pods,
+        gpus=lambda: sharing.gpus(readings.snapshot(), policies),
+        api=reader,
+        supervisor=supervisor,
+        events=told,
+        stop=stop,
+    )
     releaser = releasing.Releaser(
         boot_id,
         record=record,
@@ -184,6 +204,7 @@ def build(
         executor=answers,
         collector=care,
         releaser=releaser,
+        keeper=keeper,
         own=own,
         workers=working,
     )

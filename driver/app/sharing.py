@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from discovery import model
-from driver.prepare import plan
+from discovery.address import PciAddress
+from driver.prepare import keeping, plan
 from driver.sharing import abilities, effective, rules
+from driver.sharing.shares import Memory
 
 
 class Record(Protocol):
@@ -54,6 +56,21 @@ def build(
         holders=lambda names: _holders(record, names),
         can=can,
     )
+
+
+def gpus(snapshot: model.Snapshot | None, policies: effective.Effective) -> Mapping[PciAddress, keeping.Gpu]:
+    """The GPUs of this node, for who keeps their shares apart. May raise RecordError."""
+    if snapshot is None:
+        return {}
+    hold = policies.policies(snapshot)
+    return {
+        gpu.address: keeping.Gpu(uuid=gpu.uuid, limits_pods=_by_cgroup(hold.get(gpu.address, rules.EXCLUSIVE)))
+        for gpu in snapshot.gpus
+    }
+
+
+def _by_cgroup(policy: rules.Policy) -> bool:
+    return policy.enforcement is not None and policy.enforcement.memory is Memory.CGROUP
 
 
 def _holders(record: Record, names: Collection[str]) -> Mapping[str, str]:

@@ -34,6 +34,7 @@ class AgentState:
         self._following = parts.following
         self._policies = parts.claims.policies
         self._own = parts.claims.own
+        self._keeper = parts.claims.keeper
         self._publishing = publishing
         self._api_problem: str | None = "The client of the API server is being set up"
         self._stopping = parts.stop
@@ -54,7 +55,7 @@ class AgentState:
             slices=state.slices,
             generation=state.generation,
             tainted={"absent": absent},
-            findings=(*self._following.findings(), *state.findings),
+            findings=(*self._following.findings(), *state.findings, *self._keeper.findings()),
         )
 
     def recorded(self) -> gauges.Recorded:
@@ -127,6 +128,7 @@ class AgentState:
             notes.append(hardware.error)
         notes += _overlay_problems(hardware.snapshot)
         notes += [finding.message for finding in self._following.findings()]
+        notes += [f"{finding.subject}: {finding.message}" for finding in self._keeper.findings()]
         if (problem := self._node_spec.problem()) is not None:
             notes.append(f"No container can get a GPU: {problem}")
         return not missing, [*missing, *notes]
@@ -159,7 +161,11 @@ class AgentState:
             ready=ready,
             reasons=tuple(reasons),
             claims=claims,
-            publish_findings=(*self._following.findings(), *self._publishing.state().findings),
+            publish_findings=(
+                *self._following.findings(),
+                *self._publishing.state().findings,
+                *self._keeper.findings(),
+            ),
             record_error=record_error,
             picture=draw.svg(hardware.snapshot) if hardware.snapshot is not None else "",
             sharing=self.sharing(),
