@@ -168,7 +168,6 @@ def build(
         reader=reader,
         index=index.InventoryIndex(readings.state, look_again=readings.request_probe, policies=policies.policies),
         hardware=worker,
-        enforcer=enforcer,
         releaser=releaser,
         reserve_s=executor.RESERVE_S,
     )

@@ -14,7 +14,7 @@ import contextlib
 import http
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -100,7 +100,6 @@ class Attempts:
         reader: ClaimReader,
         index: DeviceIndex,
         hardware: hands.Hands,
-        enforcer: releasing.Enforcer,
         releaser: releasing.Releaser,
         reserve_s: float,
         clock: Callable[[], float] = time.time,
@@ -114,7 +113,6 @@ class Attempts:
         self._reader = reader
         self._index = index
         self._hands = hardware
-        self._enforcer = enforcer
         self._releaser = releaser
         self._reserve_s = reserve_s
         self._clock = clock
@@ -152,6 +150,10 @@ class Attempts:
         lost = self._lost(entry)
         if lost:
             entry = self._restored(ref, entry, lost, call)
+        elif entry.enforced and not self._releaser.in_force(entry):
+            # An agent that ended in the middle of an Unprepare has put back what this row says.
+            with self._releaser.gpus(entry, timeout_s=self._work_s(call)):
+                self._releaser.enforce(entry, begun=True, timeout_s=self._work_s(call))
         self._require_node(ref, entry)
         try:
             if self._directory.ensure_claim(entry):
@@ -186,9 +188,7 @@ class Attempts:
                 planned = plan.again(planned.entry, mine, toggle=toggle)
                 planned = self._made(planned, begun=True, commit=lambda: None, call=call)
             if planned.entry.enforced:
-                holders = self._record.holders(device.name for device, _ in entry.shared)
-                others = plan.sharers(holders, ref, self._node.boot_id)
-                planned = self._enforced(replace(planned, others=others), begun=True, call=call)
+                planned = self._enforced(planned, others=None, begun=True, call=call)
             self._make_durable(ref, planned, entry, call)
         return planned.entry
 
@@ -261,11 +261,13 @@ class Attempts:
         if planned.entry.enforced:
             if started and recorded is known:
                 commit()
-            planned = self._enforced(planned, begun=begun, call=call)
+            planned = self._enforced(planned, others=planned.others, begun=begun, call=call)
         return planned, recorded
 
-    def _enforced(self, planned: plan.PreparePlan, *, begun: bool, call: values.Call) -> plan.PreparePlan:
-        before = self._enforcer.apply(planned.entry, planned.others, begun=begun, timeout_s=self._work_s(call))
+    def _enforced(
+        self, planned: plan.PreparePlan, *, others: Sequence[ledger.Entry] | None, begun: bool, call: values.Call
+    ) -> plan.PreparePlan:
+        before = self._releaser.enforce(planned.entry, others=others, begun=begun, timeout_s=self._work_s(call))
         crashpoints.reach(Point.SHARES_APPLIED)
         return plan.enforced(planned, before)
 

@@ -87,6 +87,7 @@ class Releaser:
         self._record = record
         self._hands = hardware
         self._enforcer = enforcer
+        self._in_force: set[str] = set()
         self._own = own
         self._locks = claim_locks
         self._leadership = leadership
@@ -107,6 +108,25 @@ class Releaser:
         places = {address.parse(device.address) for device, _ in entry.shared}
         return self._locks.gpus(places, patience=locks.Deadline(timeout_s))
 
+    def enforce(
+        self, entry: ledger.Entry, *, begun: bool, timeout_s: float, others: Sequence[ledger.Entry] | None = None
+    ) -> Mapping[str, Any]:
+        """Keep the shares of an entry to what they may use, under the locks of `gpus`: as Enforcer.apply. `others`: as there, where
+        they are known already. Raises WorkError, and RecordError.
+        """
+        found = self._others(entry) if others is None else others
+        before = self._enforcer.apply(entry, found, begun=begun, timeout_s=timeout_s)
+        self._in_force.add(entry.claim.uid)
+        return before
+
+    def in_force(self, entry: ledger.Entry) -> bool:
+        """Whether `enforce` was the last that this agent has done for the shares of an entry."""
+        return entry.claim.uid in self._in_force
+
+    def _others(self, entry: ledger.Entry) -> tuple[ledger.Entry, ...]:
+        holders = self._record.holders(device.name for device, _ in entry.shared)
+        return plan.sharers(holders, entry.claim, self._boot_id)
+
     def put_back(self, entry: ledger.Entry, *, timeout_s: float) -> None:
         """Remove what was made and set for an entry, or may have been, under the locks of `gpus`. Raises WorkError, and RecordError. What
         is of another boot is gone.
@@ -114,9 +134,9 @@ class Releaser:
         if entry.boot_id != self._boot_id:
             return
         if entry.enforced:
-            holders = self._record.holders(device.name for device, _ in entry.shared)
+            self._in_force.discard(entry.claim.uid)
             crashpoints.reach(Point.SHARES_BEFORE_UNDO)
-            self._enforcer.undo(entry, plan.sharers(holders, entry.claim, self._boot_id), timeout_s=timeout_s)
+            self._enforcer.undo(entry, self._others(entry), timeout_s=timeout_s)
             crashpoints.reach(Point.SHARES_UNDONE)
         if entry.partitions:
             self._hands.remove(entry.partitions, timeout_s=timeout_s)

@@ -17,21 +17,38 @@ from typing import Any
 from discovery import work
 from discovery.errors import WorkError
 from driver import values
+from driver.sharing import shares
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class PrepareProcess:
     """An agent in a process. `crash_at` names the point at which it kills itself; `divided`: its GPUs are divided at need,
-    those of the mock machine in the folder, if there is one.
+    those of the mock machine in the folder, if there is one; `shared`: they are given out in shares that MPS holds.
     """
 
-    def __init__(self, node: Path, *, crash_at: str | None = None, wait_s: float = 0.05, divided: bool = False) -> None:
+    def __init__(
+        self,
+        node: Path,
+        *,
+        crash_at: str | None = None,
+        wait_s: float = 0.05,
+        divided: bool = False,
+        shared: bool = False,
+    ) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "NEARFIELD_CRASH_AT"}
         if crash_at is not None:
             environment["NEARFIELD_CRASH_AT"] = crash_at
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.prepare_process", str(node), str(wait_s), *(["divided"] * divided)],
+            [
+                sys.executable,
+                "-m",
+                "tests.fakes.prepare_process",
+                str(node),
+                str(wait_s),
+                *(["divided"] * divided),
+                *(["shared"] * shared),
+            ],
             cwd=_ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -79,13 +96,15 @@ class PrepareProcess:
         return json.loads(line) if line.endswith("\n") else None
 
 
-def _serve(node: Path, wait_s: float, *, divided: bool) -> None:
+def _serve(node: Path, wait_s: float, *, divided: bool, shared: bool) -> None:
     from tests.fakes import preparing
 
     machine = node / "machine"
     agent = preparing.Agent(node, wait_s=wait_s, machine=machine if machine.exists() else None)
     if divided:
         agent.index.divide()
+    if shared:
+        agent.index.share(memory=shares.Memory.MPS, compute=shares.Compute.MPS)
     agent.start()
     print(json.dumps("serving"), flush=True)
     for line in sys.stdin:
@@ -100,9 +119,11 @@ def _serve(node: Path, wait_s: float, *, divided: bool) -> None:
             case "hold up":
                 for call in ("create", "destroy"):
                     agent.hardware.failing[call] = WorkError("busy", kind=work.Kind.IN_USE, retryable=False)
+                for call in ("apply", "undo"):
+                    agent.enforcer.failing[call] = WorkError("busy", kind=work.Kind.FAILED, retryable=False)
                 answer = None
             case "let go":
-                del agent.hardware.failing["destroy"]
+                del agent.hardware.failing["destroy"], agent.enforcer.failing["undo"]
                 answer = None
             case "leads":
                 answer = agent.epoch.leads()
@@ -116,4 +137,4 @@ def _serve(node: Path, wait_s: float, *, divided: bool) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), float(sys.argv[2]), divided="divided" in sys.argv)
+    _serve(Path(sys.argv[1]), float(sys.argv[2]), divided="divided" in sys.argv, shared="shared" in sys.argv)

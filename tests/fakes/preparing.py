@@ -28,6 +28,7 @@ from driver.prepare import (
     hands,
     ledger,
     locks,
+    metadatadir,
     nodespec,
     partitions,
     plan,
@@ -355,7 +356,6 @@ class Agent:
                 (dev / f"nvidia{number}").touch()
         place = attempt.Node(dialect=self.dialect, pool=POOL, boot_id=boot_id)
         self.locks = locks.Locks(state, stop=self.stop_event)
-        self.directory = self.directory_type(node / "cdi", dialect=self.dialect)
         self.nodes = devnodes.DeviceNodes(dev, mock=mock)
         self.record = self.record_type(
             state,
@@ -363,6 +363,10 @@ class Agent:
             salvage=lambda: self.directory.entries(boot_id=boot_id),
             reports=self.reports,
         )
+        self.metadata = metadatadir.MetadataDirectory(
+            node / "metadata", driver=DRIVER, published=self.record.published_attributes
+        )
+        self.directory = self.directory_type(node / "cdi", dialect=self.dialect, described=self.metadata)
         self.node_spec = nodespec.NodeSpec(
             self.directory,
             dialect=self.dialect,
@@ -401,7 +405,6 @@ class Agent:
             reader=self.api,
             index=found,
             hardware=worker,
-            enforcer=self.enforcer,
             releaser=self.releaser,
             reserve_s=reserve_s,
         )
