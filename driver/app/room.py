@@ -29,6 +29,7 @@ from driver.prepare import (
     index,
     keeping,
     locks,
+    metadatadir,
     modes,
     nodespec,
     partitions,
@@ -94,7 +95,6 @@ def build(
         driver=settings.driver_name, mock=settings.mocked, mps=PurePosixPath(settings.mps_dir.absolute())
     )
     node = attempt.Node(dialect=dialect, pool=settings.node_name, boot_id=boot_id)
-    directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect)
     record = store.Store(
         settings.state_dir,
         boot_id=boot_id,
@@ -102,6 +102,12 @@ def build(
         reports=told,
     )
     stack.callback(record.close)
+    described = metadatadir.MetadataDirectory(
+        (settings.plugin_dir / metadatadir.FOLDER).absolute(),
+        driver=settings.driver_name,
+        published=record.published_attributes,
+    )
+    directory = cdidir.CdiDirectory(settings.cdi_dir, dialect=dialect, described=described)
     driver_root = rootfs.installed(settings.driver_root, mount=settings.driver_root_mount, mocked=settings.mocked)
     supervisor = client.Client(settings.mps_dir)
     turns = timeslices.TimeSlices(driver_root)

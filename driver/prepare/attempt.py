@@ -31,6 +31,7 @@ from driver.prepare import (
     hands,
     ledger,
     locks,
+    metadata,
     nodespec,
     plan,
     releasing,
@@ -197,6 +198,8 @@ class Attempts:
         crashpoints.reach(Point.PREPARE_CLAIM_READ)
         dialect = self._node.dialect
         allocation = claims.parse_allocation(document, ref=ref, driver=dialect.driver, pool=self._node.pool)
+        if self._directory.describes:
+            allocation = replace(allocation, results=metadata.marked(allocation.results, document, ref))
         devices = {result.device: self._index.find(result.device) for result in allocation.results}
         with self._locks.gpus(plan.addresses(devices.values()), patience=call):
             planned = self._accepted(

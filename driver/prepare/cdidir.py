@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver.prepare import cdi, crashpoints, files, ledger
+from driver.prepare import cdi, crashpoints, files, ledger, metadata, metadatadir
 from driver.prepare.crashpoints import Point
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,19 @@ class Listing:
 class CdiDirectory:
     """Our files in one CDI folder. Methods raise OSError."""
 
-    def __init__(self, path: Path, *, dialect: cdi.Dialect, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dialect: cdi.Dialect,
+        described: metadatadir.MetadataDirectory | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`described`: the metadata that the files of claims mount, which come and go with them; None: there is none."""
         self.path = path
         self._folder = str(path)
         self._dialect = dialect
+        self._described = described
         self._clock_ns = clock_ns
         self._known: dict[str, _Seen] = {}
         self._fresh: set[str] = set()
@@ -61,9 +70,10 @@ class CdiDirectory:
 
     def write_claim(self, entry: ledger.Entry, columns: ledger.Columns) -> None:
         """Place the file of a claim, whatever was there."""
+        described = None if self._described is None else self._described.write(entry)
         self._write(
             self._dialect.claim_file(entry.claim.uid),
-            self._dialect.claim_spec(entry, columns),
+            self._dialect.claim_spec(entry, columns, described=described),
             written=lambda: crashpoints.reach(Point.PREPARE_TEMPORARY_FILE),
         )
         crashpoints.reach(Point.PREPARE_AFTER_CDI_FILE)
@@ -71,11 +81,18 @@ class CdiDirectory:
     def ensure_claim(self, entry: ledger.Entry) -> bool:
         """See that the file of a claim is there and unchanged; True where it had to be written."""
         name = self._dialect.claim_file(entry.claim.uid)
-        return not self.untouched(name) and self.place(name, self._dialect.claim_spec(entry))
+        described = self._folder_of(entry)
+        complete = described is not None or self._described is None or not metadata.requests(entry)
+        if complete and self.untouched(name):
+            return False
+        if described is None and self._described is not None:
+            described = self._described.write(entry)
+        return self.place(name, self._dialect.claim_spec(entry, described=described))
 
     def verify_claim(self, entry: ledger.Entry) -> bool:
         """Whether the file of a claim has its content, read also where it looks untouched. Needs no lock."""
-        return self._matches(self._dialect.claim_file(entry.claim.uid), self._dialect.claim_spec(entry))
+        spec = self._dialect.claim_spec(entry, described=self._folder_of(entry))
+        return self._matches(self._dialect.claim_file(entry.claim.uid), spec)
 
     def place(self, name: str, data: bytes) -> bool:
         """See that a file has this content, read also where it looks untouched; True where it had to be written."""
@@ -83,6 +100,10 @@ class CdiDirectory:
             return False
         self._write(name, data)
         return True
+
+    def _folder_of(self, entry: ledger.Entry) -> str | None:
+        """The folder of what the file of a claim mounts, None where nothing is there, or not all of it."""
+        return None if self._described is None else self._described.folder(entry)
 
     def _matches(self, name: str, data: bytes) -> bool:
         path = self.path / name
@@ -113,7 +134,23 @@ class CdiDirectory:
         name = self._dialect.claim_file(uid)
         self._known.pop(name, None)
         self._fresh.discard(name)
-        return files.remove(self.path / name)
+        found = files.remove(self.path / name)
+        self.remove_metadata(uid)
+        return found
+
+    @property
+    def describes(self) -> bool:
+        """Whether claims get metadata."""
+        return self._described is not None
+
+    def remove_metadata(self, uid: str) -> None:
+        """Remove what the file of a claim mounted."""
+        if self._described is not None:
+            self._described.remove(uid)
+
+    def with_metadata(self) -> frozenset[str]:
+        """The claims that have metadata, also those whose file is gone."""
+        return frozenset() if self._described is None else self._described.uids()
 
     def remove_temporary(self, uid: str) -> None:
         """Remove what a writer that died left of the file of a claim."""

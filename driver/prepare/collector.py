@@ -158,6 +158,7 @@ class Collector:
             self._under_lock(uid, self._remove_outlived if uid in self._claims else self._adopt_or_remove)
         for uid in sorted(listing.temporaries):
             self._under_lock(uid, self._remove_leftovers)
+        self._sweep()
 
     def look_after(self) -> None:
         """See that each prepared claim has its CDI file, that no other claim has one, and that the node's file is true.
@@ -188,9 +189,10 @@ class Collector:
         self._look_at_all_s = self._clock() + pause_s
 
     def collect(self) -> None:
-        """Look every claim up once; not those of which kubelet was told that they are gone."""
+        """Look every claim up once; not those of which kubelet was told that they are gone. Remove what none of them needs."""
         if not self._may_act():
             return
+        self._sweep()
         summaries = [s for s in self._record.summaries() if s.state is not ledger.ClaimState.RELEASING]
         for doubted in self._doubts.keys() - {summary.claim.uid for summary in summaries}:
             del self._doubts[doubted]
@@ -271,6 +273,17 @@ class Collector:
 
     def _remove_leftovers(self, uid: str) -> None:
         self._directory.remove_temporary(uid)
+
+    def _sweep(self) -> None:
+        """Metadata of a claim that is not prepared, such as of a Prepare that did not come to its end."""
+        for uid in sorted(
+            self._directory.with_metadata() - {summary.claim.uid for summary in self._record.summaries()}
+        ):
+            self._under_lock(uid, self._remove_metadata)
+
+    def _remove_metadata(self, uid: str) -> None:
+        if self._record.get(uid) is None:
+            self._directory.remove_metadata(uid)
 
     def _look_up(self, claim: values.ClaimRef) -> None:
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -19,6 +18,9 @@ from driver.errors import RecordError
 from driver.prepare import claims, files, ledger, metadata
 
 logger = logging.getLogger(__name__)
+
+FOLDER = "dra-device-metadata"
+"""In the plugin's folder, whose path in the agent's container is that on the host, as its sockets need it."""
 
 _DIRECTORY_MODE = 0o755
 _FILE_MODE = 0o644
@@ -43,39 +45,40 @@ class MetadataDirectory:
         self._writing = condition.Condition(logger, recovered="Metadata of claims is written again")
         self._removing = condition.Condition(logger, recovered="Metadata of claims is removed again")
 
-    def host_path(self, uid: str, request: str) -> str:
-        """Of the file of a request."""
-        return f"{self._folder}/{uid}/{metadata.file_name(request)}"
-
-    def write(self, entry: ledger.Entry) -> bool:
-        """Write the files of a claim, whatever was there; whether all are there."""
+    def write(self, entry: ledger.Entry) -> str | None:
+        """Write the files of a claim, whatever was there; their folder on the host, None where not all could be written."""
         if not metadata.requests(entry):
-            return False
+            return None
+        folder = self._folder_of(entry)
         try:
             attributes = self._published({device.name for device in entry.devices})
-            folder = f"{self._folder}/{entry.claim.uid}"
             self._make(folder)
             for name, data in metadata.documents(entry, driver=self._driver, attributes=attributes):
                 files.write_atomic(folder, name, data, mode=_FILE_MODE)
         except (OSError, RecordError) as error:
             self._writing.failed(f"Containers of {entry.claim} get no metadata of their devices: {error}")
-            return False
+            return None
         self._writing.passed()
-        return True
+        return folder
 
-    def ensure(self, entry: ledger.Entry) -> bool:
-        """See that the files of a claim are there; whether all are."""
-        return self.complete(entry) or self.write(entry)
-
-    def complete(self, entry: ledger.Entry) -> bool:
-        """Whether a claim has files, and all of them are there."""
+    def folder(self, entry: ledger.Entry) -> str | None:
+        """The folder of a claim on the host, None where it has no files, or not all of them are there."""
         names = metadata.requests(entry)
-        return bool(names) and all(_is_file(self.host_path(entry.claim.uid, name)) for name in names)
+        folder = self._folder_of(entry)
+        there = bool(names) and all(_is_file(f"{folder}/{metadata.file_name(name)}") for name in names)
+        return folder if there else None
 
     def remove(self, uid: str) -> None:
-        """Remove what a claim has. What cannot be removed is removed by a later `uids`."""
+        """Remove what a claim has. What cannot be removed is found again by `uids`."""
+        folder = f"{self._folder}/{uid}"
         try:
-            shutil.rmtree(f"{self._folder}/{uid}")
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                for name in os.listdir(fd):  # noqa: PTH208 - of what was opened, whatever its path leads to now
+                    os.unlink(name, dir_fd=fd)
+            finally:
+                os.close(fd)
+            os.rmdir(folder)  # noqa: PTH106 - strings: every Unprepare comes by
         except FileNotFoundError:
             return
         except OSError as error:
@@ -89,6 +92,9 @@ class MetadataDirectory:
             return frozenset(path.name for path in self.path.iterdir() if claims.acceptable_uid(path.name))
         except OSError:
             return frozenset()
+
+    def _folder_of(self, entry: ledger.Entry) -> str:
+        return f"{self._folder}/{entry.claim.uid}"
 
     def _make(self, folder: str) -> None:
         try:

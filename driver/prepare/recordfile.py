@@ -8,16 +8,21 @@ holdings against the rows. A bit that flips in a row is found by its checksum, o
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from driver import values
 from driver.errors import RecordError
 from driver.prepare import crashpoints, database, files, ledger, schema, shareuse
 from driver.prepare.crashpoints import Point
+
+logger = logging.getLogger(__name__)
 
 MODE = 0o600
 _LOG_FILES = ("-wal", "-shm")
@@ -36,6 +41,8 @@ _HOLDERS_ON = " UNION ALL ".join(
 )
 _TAKE = tuple(f"INSERT INTO {table} (device, claim_uid) VALUES (?, ?)" for table in schema.HOLDERS)  # noqa: S608
 _LET_GO = tuple(f"DELETE FROM {table} WHERE device = ? AND claim_uid = ?" for table in schema.HOLDERS)  # noqa: S608
+
+_PUBLISHED = "SELECT device, body FROM published"
 
 _MIGRATE_S = 30.0
 
@@ -161,6 +168,28 @@ def let_go(connection: sqlite3.Connection, holdings: Iterable[tuple[str, str]]) 
     pairs = tuple(holdings)
     for statement in _LET_GO if pairs else ():
         connection.executemany(statement, pairs)
+
+
+def read_published(
+    connection: sqlite3.Connection, names: Collection[str] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """What was last published of some devices, or of all, by name. What cannot be read is left out."""
+    rows: Iterable[Any]
+    if names is None:
+        rows = connection.execute(f"{_PUBLISHED} ORDER BY device")
+    else:
+        rows = (row for name in names for row in connection.execute(f"{_PUBLISHED} WHERE device = ?", (name,)))
+    found: dict[str, Mapping[str, Any]] = {}
+    for device, body in rows:
+        try:
+            document = json.loads(body)
+        except (ValueError, TypeError, RecursionError):
+            document = None
+        if isinstance(document, dict):
+            found[device] = document
+        else:
+            logger.warning("What was published of device %r cannot be read and is forgotten", device)
+    return found
 
 
 def read_entries(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:

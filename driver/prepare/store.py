@@ -15,7 +15,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -239,19 +239,13 @@ class Store:
 
     def load_published(self) -> dict[str, Mapping[str, Any]]:
         """The devices that were last published, by name."""
-        found: dict[str, Mapping[str, Any]] = {}
-        for device, body in self._read(
-            lambda c: c.execute("SELECT device, body FROM published ORDER BY device").fetchall()
-        ):
-            try:
-                document = json.loads(body)
-            except (ValueError, TypeError):
-                document = None
-            if isinstance(document, dict):
-                found[device] = document
-            else:
-                logger.warning("What was published of device %r cannot be read and is forgotten", device)
-        return found
+        return self._read(recordfile.read_published)
+
+    def published_attributes(self, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
+        """The attributes with which some devices were last published, by name, as in a ResourceSlice."""
+        found = self._read(lambda c: recordfile.read_published(c, names))
+        bodies = ((name, body.get("attributes")) for name, body in found.items())
+        return {name: attributes for name, attributes in bodies if isinstance(attributes, dict)}
 
     def save_published(self, devices: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember what is published now, on disk when this returns."""

@@ -57,6 +57,8 @@ class Node:
         assert agent.claim_files() == files
         for name in files:
             assert cdi_rules.violations((agent.directory.path / name).read_bytes()) == []
+        assert agent.directory.with_metadata() == {entry.claim.uid for entry in entries}
+        assert all(agent.metadata.folder(entry) is not None for entry in entries)
 
 
 @pytest.fixture

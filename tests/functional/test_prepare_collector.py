@@ -89,6 +89,24 @@ def test_a_file_whose_device_somebody_else_has_is_removed_at_the_next_start(agen
     second.stop()
 
 
+@pytest.mark.parametrize("when", ["start", "round"])
+def test_metadata_of_claims_that_are_not_prepared_goes(agent: Agent, tmp_path: Path, when: str) -> None:
+    """Such as that of a Prepare that was killed before its CDI file."""
+    kept = prepared(agent, 1, NAMES[0])
+    for name in (ref(7).uid, "no claim of ours"):
+        (agent.metadata.path / name).mkdir()
+        (agent.metadata.path / name / "gpu.json").touch()
+    if when == "start":
+        agent.stop()
+        agent = Agent(tmp_path).start()
+    else:
+        agent.collector.collect()
+    assert {path.name for path in agent.metadata.path.iterdir()} == {kept.uid, "no claim of ours"}
+    agent.unprepare(kept)
+    assert agent.directory.with_metadata() == frozenset()
+    agent.stop()
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"cdiVersion": "0.6.0"'])
 def test_a_file_that_says_nothing_is_removed_at_the_next_start(agent: Agent, tmp_path: Path, content: bytes) -> None:
     path_of(agent, ref(7)).write_bytes(content)

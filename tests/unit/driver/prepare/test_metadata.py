@@ -197,6 +197,9 @@ class Folder:
         self.trouble: Exception | None = None
         self.files = metadatadir.MetadataDirectory(path, driver=DRIVER, published=self.published)
 
+    def of(self, claim: ledger.Entry) -> Path:
+        return self.files.path / claim.claim.uid
+
     def published(self, names: Collection[str]) -> Mapping[str, metadata.Attributes]:
         self.asked.append(names)
         if self.trouble is not None:
@@ -217,31 +220,26 @@ def modes(paths: Sequence[Path]) -> list[int]:
 
 
 def test_files_are_written_where_they_are_mounted_from_and_anyone_may_read_them(folder: Folder) -> None:
-    assert not folder.files.complete(CLAIM)
-    assert folder.files.write(CLAIM)
-    assert folder.files.complete(CLAIM)
-    paths = [Path(folder.files.host_path(REF.uid, name)) for name in ("gpu", "watch")]
+    assert folder.files.folder(CLAIM) is None
+    assert folder.files.write(CLAIM) == str(folder.of(CLAIM))
+    assert folder.files.folder(CLAIM) == str(folder.of(CLAIM))
+    paths = [folder.of(CLAIM) / name for name in ("gpu.json", "watch.json")]
     assert read(paths[1].read_bytes())[0]["requests"][0]["name"] == "watch"
     assert modes([*paths, *paths[0].parents[:2]]) == [0o644, 0o644, 0o755, 0o755]
     assert folder.asked == [{GPU, OTHER}]
     assert sorted(path.name for path in paths[0].parent.iterdir()) == ["gpu.json", "watch.json"]
 
 
-def test_what_is_there_is_left_alone_and_what_is_lost_comes_back(folder: Folder) -> None:
-    assert folder.files.ensure(CLAIM)
-    path = Path(folder.files.host_path(REF.uid, "gpu"))
-    was = path.stat().st_ino
-    assert folder.files.ensure(CLAIM)
-    assert path.stat().st_ino == was
-    path.unlink()
-    assert folder.files.ensure(CLAIM)
-    assert path.is_file()
+def test_the_folder_of_a_claim_counts_when_all_is_there(folder: Folder) -> None:
+    folder.files.write(CLAIM)
+    (folder.of(CLAIM) / "watch.json").unlink()
+    assert folder.files.folder(CLAIM) is None
 
 
 def test_a_claim_without_files_asks_for_nothing(folder: Folder) -> None:
     before = entry(result())
-    assert not folder.files.ensure(before)
-    assert not folder.files.write(before)
+    assert folder.files.folder(before) is None
+    assert folder.files.write(before) is None
     assert folder.asked == []
     assert not folder.files.path.exists()
 
@@ -249,7 +247,7 @@ def test_a_claim_without_files_asks_for_nothing(folder: Folder) -> None:
 def test_files_are_removed_and_what_was_forgotten_is_found(folder: Folder) -> None:
     folder.files.remove(REF.uid)
     assert folder.files.uids() == frozenset()
-    assert folder.files.write(CLAIM)
+    assert folder.files.write(CLAIM) == str(folder.of(CLAIM))
     (folder.files.path / "not a claim").mkdir()
     assert folder.files.uids() == {REF.uid}
     folder.files.remove(REF.uid)
@@ -258,15 +256,15 @@ def test_files_are_removed_and_what_was_forgotten_is_found(folder: Folder) -> No
 
 def test_a_record_that_cannot_be_read_costs_the_files_only(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
     folder.trouble = RecordError("the record is away")
-    assert not folder.files.write(CLAIM)
+    assert folder.files.write(CLAIM) is None
     assert "Containers of ResourceClaim team-a/claim-1" in caplog.text
     folder.trouble = None
-    assert folder.files.ensure(CLAIM)
+    assert folder.files.write(CLAIM) == str(folder.of(CLAIM))
 
 
 @pytest.mark.parametrize("place", ["root", "claim", "file"])
 def test_something_in_the_way_costs_the_files_only(folder: Folder, place: str, tmp_path: Path) -> None:
-    path = Path(folder.files.host_path(REF.uid, "gpu"))
+    path = folder.of(CLAIM) / "gpu.json"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     if place == "root":
@@ -277,8 +275,8 @@ def test_something_in_the_way_costs_the_files_only(folder: Folder, place: str, t
         path.parent.write_text("a file")
     else:
         path.mkdir(parents=True)
-    assert not folder.files.write(CLAIM)
-    assert not folder.files.complete(CLAIM)
+    assert folder.files.write(CLAIM) is None
+    assert folder.files.folder(CLAIM) is None
     folder.files.remove(REF.uid)
 
 
@@ -296,6 +294,6 @@ def test_a_link_in_the_place_of_a_claims_folder_is_not_followed_when_it_is_remov
 
 
 def test_a_folder_that_goes_while_the_agent_runs_is_made_again(folder: Folder) -> None:
-    assert folder.files.write(CLAIM)
+    assert folder.files.write(CLAIM) == str(folder.of(CLAIM))
     shutil.rmtree(folder.files.path.parent)
-    assert folder.files.ensure(CLAIM)
+    assert folder.files.write(CLAIM) == str(folder.of(CLAIM))

@@ -421,6 +421,14 @@ def test_a_published_device_that_cannot_be_read_costs_that_one_only(records: Rec
     assert record.load_published() == {"gpu-b": {"uuid": "B"}}
 
 
+def test_the_attributes_of_some_published_devices_are_read_alone(records: Records) -> None:
+    record = records.opened()
+    rail = {"rail": {"int": 3}}
+    record.save_published({"gpu-a": {"attributes": rail}, "gpu-b": {"attributes": {}}, "gpu-c": {"attributes": [1]}})
+    assert record.published_attributes({"gpu-a", "gpu-c", "gpu-d", "' OR 1=1 --"}) == {"gpu-a": rail}
+    assert record.published_attributes(()) == {}
+
+
 def test_a_closed_record_refuses(records: Records) -> None:
     record = records.opened()
     record.close()
