@@ -7,6 +7,7 @@ together, and whether they work, is seen on a real node (tests/e2e).
 - the DaemonSet: options that exist, paths that agree, probes and ports that are served, mounts and volumes in pairs, what is written
 - the mock overlay takes out what hardware needs and every privilege
 - the folders of components/paths are all places where they stand
+- the supervisor of components/mps is updated by hand alone, and meets the agent and the runtime at one path
 - the configuration file of components/config is valid, and mounted so that changes reach running agents
 - the bounds of claims are those of the judge that measures them, and its classes are the installed ones
 - what the policy for the configuration of claims takes is what the agent reads
@@ -29,7 +30,9 @@ import yaml
 
 from discovery import document
 from driver import config, configfile, options, quantity, values
+from driver.cli import mps as mps_verb
 from driver.kube import access, client
+from driver.mps import control, supervisor
 from driver.observe import metrics, pages
 from driver.prepare import claimconfig, claimschema
 from driver.standin import apiserver
@@ -339,6 +342,65 @@ def test_the_policy_for_the_configuration_of_claims_knows_what_the_agent_does() 
     assert quantity.parse("1Mi") == claimconfig.LEAST_BYTES
     known = json.loads(re.findall(r"field in (\[[^\]]*\])", said["shaped"])[0])
     assert known == list(claimschema.json_schema()["properties"])
+
+
+def mps_pod() -> Json:
+    (body,) = documents(DEPLOY / "components/mps/daemonset.yaml")
+    spec: Json = body["spec"]["template"]["spec"]
+    return spec
+
+
+def test_the_supervisor_of_mps_is_updated_by_hand_alone_and_asks_the_api_server_nothing() -> None:
+    (body,) = documents(DEPLOY / "components/mps/daemonset.yaml")
+    assert body["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    selector = body["spec"]["selector"]["matchLabels"]
+    assert selector == body["spec"]["template"]["metadata"]["labels"] == body["metadata"]["labels"]
+    # The agent's DaemonSet must not take its pods for its own.
+    assert selector != one("DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert mps_pod()["automountServiceAccountToken"] is False
+    assert mps_pod()["terminationGracePeriodSeconds"] > supervisor.END_S
+    assert mps_pod()["tolerations"] == pod()["tolerations"]
+
+
+def test_the_supervisor_and_the_agent_meet_where_the_runtime_looks() -> None:
+    (supervised,) = mps_pod()["containers"]
+    chosen = {item["name"]: item["value"] for item in supervised["env"]}
+    given = {
+        option.field: options.Given(text=text) for option in options.OPTIONS if (text := chosen.get(option.variable))
+    }
+    parsed = options.parse_given([option for option in options.OPTIONS if option.field in given], given)
+    mounted = mounts(supervised)
+    volumes = {volume["name"]: volume["hostPath"]["path"] for volume in mps_pod()["volumes"]}
+    assert sorted(mounted) == sorted(volumes)
+    assert str(parsed["mps_dir"]) == mounted["mps"]["mountPath"] == volumes["mps"]
+    assert mounted["mps"]["mountPropagation"] == "Bidirectional"
+    assert str(parsed["driver_root_mount"]) == mounted["driver-root"]["mountPath"]
+    assert str(parsed["driver_root"]) == volumes["driver-root"]
+    (component,) = documents(DEPLOY / "components/mps/kustomization.yaml")
+    (patch,) = [yaml.safe_load(each["patch"]) for each in component["patches"]]
+    (agent,) = patch["spec"]["template"]["spec"]["containers"]
+    assert agent["env"] == [{"name": "NEARFIELD_MPS_DIR", "value": volumes["mps"]}]
+    assert [mount["mountPath"] for mount in agent["volumeMounts"]] == [volumes["mps"]]
+    # The paths of the sockets of the longest device name that there is have to fit.
+    assert control.socket_path_fits(Path(volumes["mps"]) / "gpu-ffffffff-ff-1f-7" / "pipes", "s" + "0" * 24)
+
+
+def test_the_probes_of_the_supervisor_ask_its_socket() -> None:
+    (supervised,) = mps_pod()["containers"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert supervised[probe]["exec"]["command"] == ["nearfield", "mps", "status"]
+        assert supervised[probe]["timeoutSeconds"] > mps_verb.LOOK_S
+
+
+def test_the_limits_of_cgroups_reach_those_of_the_node() -> None:
+    (component,) = documents(DEPLOY / "components/cgroups/kustomization.yaml")
+    (patch,) = [yaml.safe_load(each["patch"]) for each in component["patches"]]
+    spec = patch["spec"]["template"]["spec"]
+    (agent,) = spec["containers"]
+    (volume,) = spec["volumes"]
+    (mount,) = agent["volumeMounts"]
+    assert agent["env"] == [{"name": "NEARFIELD_CGROUP_ROOT", "value": volume["hostPath"]["path"]}]
+    assert mount == {"name": volume["name"], "mountPath": volume["hostPath"]["path"]}
 
 
 def test_the_podmonitor_scrapes_what_the_annotations_did() -> None:
