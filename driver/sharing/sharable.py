@@ -32,6 +32,8 @@ def shared(
     said. What its shares are published under stays while it cannot be had for reasons that may pass by themselves.
     """
     assert rule.shares is not None
+    if rule.mode is Mode.MIG_STATIC and gpu.mig_mode is not None and not gpu.mig_mode.current:
+        return _alone(rule), ()  # There is no instance, which is said, and what holds for one is not known.
     found = _enforcement(rule, gpu, can)
     clients = can.mps_clients
     if published is not None and abilities.outlasts(published.enforcement, rule.shares, can):

@@ -85,8 +85,9 @@ def test_instances_that_are_not_there_are_said_before_anything_else() -> None:
     without_mig, (finding,) = resolved(rule(mode=Mode.MIG_STATIC))
     assert (without_mig, finding.code) == (EXCLUSIVE, "sharing-not-possible")
     assert "has no MIG" in finding.message
-    off, (finding,) = resolved(rule(mode=Mode.MIG_STATIC), divided.gpu(1, enabled=False))
-    assert (off.mode, finding.code) == (Mode.MIG_STATIC, "mig-disabled")
+    for can in (ALL, abilities.without("nothing here")):
+        off, (finding,) = resolved(rule(mode=Mode.MIG_STATIC), divided.gpu(1, enabled=False), can)
+        assert (off, finding.code) == (Policy(mode=Mode.MIG_STATIC), "mig-disabled")
 
 
 def test_a_gpu_with_mig_on_is_not_shared_whole() -> None:
