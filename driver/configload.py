@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from discovery import address
-from driver import config
+from driver import config, quantity
 from driver.errors import ConfigError
-from driver.sharing import rules
+from driver.sharing import rules, shares
 
 TIMEOUT_S = 60.0
 INVALID = 2
@@ -101,4 +101,18 @@ def _rule(body: Mapping[str, Any]) -> rules.Rule:
         mode=rules.Mode(body["mode"]),
         fallback=rules.Fallback(body["fallback"]),
         profiles=tuple(body.get("profiles", ())),
+        shares=_shares(body["shares"]) if "shares" in body else None,
+    )
+
+
+def _shares(body: Mapping[str, Any]) -> shares.Shares:
+    charge = body["defaultCompute"]
+    return shares.Shares(
+        memory_step=int(quantity.parse(body["memoryStep"])),
+        compute_step=body["computeStep"],
+        max_sharers=body["maxSharers"],
+        memory=shares.Memory(body["memory"]),
+        compute=shares.Compute(body["compute"]),
+        default_compute=charge if isinstance(charge, int) else None,
+        time_slice=shares.TimeSlice(body["timeSlice"]),
     )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from discovery import address, document, strict
 from driver import config, configfile, configload
 from driver.errors import ConfigError
-from driver.sharing import hiding, rules
+from driver.sharing import hiding, rules, shares
 
 ROOT = Path(__file__).parents[4]
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
@@ -167,6 +167,21 @@ RULES = st.builds(
     mode=st.just(rules.Mode.MIG_DYNAMIC),
     fallback=st.sampled_from(rules.Fallback),
     profiles=st.lists(st.sampled_from(("1g.*", "3g.40gb+me")), max_size=2).map(tuple),
+) | st.builds(
+    rules.Rule,
+    match=st.builds(rules.Match, address=ADDRESSES),
+    mode=st.just(rules.Mode.SHARES),
+    fallback=st.sampled_from(rules.Fallback),
+    shares=st.builds(
+        shares.Shares,
+        memory_step=st.integers(1, 1 << 20).map(lambda mebibytes: mebibytes << 20),
+        compute_step=st.sampled_from((1, 5, 25)),
+        max_sharers=st.integers(1, 128),
+        memory=st.sampled_from(shares.Memory),
+        compute=st.just(shares.Compute.NONE),
+        default_compute=st.none() | st.sampled_from((25, 50, 100)),
+        time_slice=st.sampled_from(shares.TimeSlice),
+    ),
 )
 
 
