@@ -86,7 +86,10 @@ class AgentState:
 
     def seen(self) -> Sequence[sharers.Seen]:
         """What pods with a limit were last seen to use."""
-        return ()
+        return tuple(
+            sharers.Seen(device=seen.device, pod_uid=seen.pod, claims=seen.claims, used=seen.used, limit=seen.limit)
+            for seen in self._keeper.seen()
+        )
 
     def config_refused(self) -> bool:
         """Whether the configuration file is not valid now."""
