@@ -7,12 +7,13 @@ of its script. Below driver 615 it knows no protocol 3.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +30,30 @@ LINE_MAX = 1 << 16
 _PIPES = "/tmp/nvidia-mps"  # noqa: S108 - the default that the documents give
 _LOG = "/var/log/nvidia-mps"
 _USAGE = """Usage: nvidia-cuda-mps-control [options] | <module> <verb> [arguments]
-  -h, --help  -d, --daemon  -f, --foreground  -m, --multiuser  -a, --apply <file>
+  -h, --help  -d, --daemon  -f, --foreground  -m, --multiuser
   -p, --protocol <2|3>  -q, --quit  -v, --version
 Modules: server, namespace, client
 """
 _MULTIUSER = ("-m", "--multiuser", "-multiuser-server")
 
 
-def install(root: Path, *, version: str, devices: Sequence[str] | Path) -> Path:
-    """Put the programs into a driver root. `version`: of the driver; `devices`: the UUIDs of the node, or the file with the state of a
-    mock machine that has them. Where faults are put in: a file that is not there yet.
+def install(root: Path, node: Path | Mapping[str, Any]) -> Path:
+    """Put the programs into a driver root. `node`: the state of a mock machine (nvml.json), or `driverVersion` and `devices`, its UUIDs.
+    Where faults are put in: a file that is not there yet.
     """
     folder = root / "usr/bin"
-    folder.mkdir(parents=True, exist_ok=True)
-    setting = {
-        "version": version,
-        **({"state": str(devices)} if isinstance(devices, Path) else {"devices": list(devices)}),
-    }
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    setting = {"state": str(node.absolute())} if isinstance(node, Path) else dict(node)
     (folder / SETTING).write_text(json.dumps(setting))
     home = str(Path(__file__).resolve().parent.parent.parent)
     for name, function in ((CONTROL, "main"), (SERVER, "server")):
-        program = folder / name
+        program = folder / f".{name}.new"
         program.write_text(
             f"#!{sys.executable} -IS\n# -multiuser-server\nimport sys\nsys.path.insert(0, {home!r})\n"
             f"from discovery.mock import mpscontrol\nsys.exit(mpscontrol.{function}(sys.argv))\n"
         )
         program.chmod(0o755)
+        program.replace(folder / name)  # in one step: it may be running
     return folder / FAULTS
 
 
@@ -62,7 +61,11 @@ def main(arguments: Sequence[str]) -> int:
     """The program; its exit status."""
     folder = Path(arguments[0]).resolve().parent
     setting = json.loads((folder / SETTING).read_text())
-    newest = 3 if int(setting["version"].partition(".")[0]) >= V3_SINCE else 2
+    try:
+        version = next(_texts(_node(setting), "driverVersion"), "0")
+    except (OSError, ValueError) as error:
+        return _fails(f"The driver is not there: {error}")
+    newest = 3 if int(version.partition(".")[0]) >= V3_SINCE else 2
     given = list(arguments[1:])
     protocol = 2
     if given[:1] in (["-p"], ["--protocol"]):
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(_USAGE if newest == 3 else "Usage: nvidia-cuda-mps-control [-d | -f]\n")
         return 0
     if options & {"-v", "--version"}:
-        sys.stdout.write(f"NVIDIA CUDA MPS Control {setting['version']} (stand-in)\n")
+        sys.stdout.write(f"NVIDIA CUDA MPS Control {version} (stand-in)\n")
         return 0
     if options & {"-d", "-f", "--daemon", "--foreground"}:
         return _daemon(folder, setting, given, protocol if newest == 3 else 2)
@@ -98,24 +101,22 @@ def server(arguments: Sequence[str]) -> int:
 
 
 def _daemon(folder: Path, setting: dict[str, Any], given: Sequence[str], protocol: int) -> int:
-    # A command is a process of its own: it loads nothing that it has no use for.
-    from discovery.mock import mpsdaemon
-
     if "-p" in given:
         protocol = int(given[given.index("-p") + 1])
-    protocol = int(os.environ.get("CUDA_MPS_PROTOCOL_VERSION", protocol))
+    # A command is a process of its own, and loads nothing of the daemon.
+    mpsdaemon = importlib.import_module("discovery.mock.mpsdaemon")
     running = mpsdaemon.Daemon(
         mpsdaemon.Setting(
             pipes=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _PIPES)),
             log=Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", _LOG)),
-            protocol=protocol,
+            protocol=int(os.environ.get("CUDA_MPS_PROTOCOL_VERSION", protocol)),
             multiuser=any(word in given for word in _MULTIUSER),
-            known=lambda: tuple(_known(setting)),
+            known=lambda: _known(setting),
             faults=folder / FAULTS,
             server=folder / SERVER,
         )
     )
-    return running.run()
+    return int(running.run())
 
 
 def _tell(given: Sequence[str]) -> int:
@@ -140,22 +141,25 @@ def _tell(given: Sequence[str]) -> int:
     return int(answer["status"])
 
 
-def _known(setting: dict[str, Any]) -> Iterator[str]:
-    if "devices" in setting:
-        yield from setting["devices"]
-    else:
-        yield from _uuids(json.loads(Path(setting["state"]).read_text()))
+def _node(setting: Mapping[str, Any]) -> Any:
+    """What is known of the node now."""
+    return json.loads(Path(setting["state"]).read_text()) if "state" in setting else setting
 
 
-def _uuids(value: Any) -> Iterator[str]:
-    """Every UUID of a device in a document."""
+def _known(setting: Mapping[str, Any]) -> tuple[str, ...]:
+    """The UUIDs of the GPUs and MIG instances of the node."""
+    return (*setting.get("devices", ()), *_texts(_node(setting), "uuid"))
+
+
+def _texts(value: Any, name: str) -> Iterator[str]:
+    """Every text of a name in a document."""
     if isinstance(value, dict):
-        if isinstance(uuid := value.get("uuid"), str):
-            yield uuid
+        if isinstance(text := value.get(name), str):
+            yield text
         value = list(value.values())
     if isinstance(value, list):
         for inner in value:
-            yield from _uuids(inner)
+            yield from _texts(inner, name)
 
 
 def _fails(text: str) -> int:

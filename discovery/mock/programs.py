@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from discovery.mock import live, mpscontrol
+
 PROGRAMS: Mapping[str, str] = {"usr/bin/nvidia-smi": "discovery.mock.smi"}
 """Path in the driver root -> the module that stands in for it; it gets the folder of the machine as its first argument."""
 
@@ -26,6 +28,7 @@ def write(directory: Path, machine: Path) -> None:
         temporary.write_text(_script(module, machine))
         temporary.chmod(0o755)
         temporary.replace(program)
+    mpscontrol.install(directory, machine / live.FILE)
 
 
 def _script(module: str, machine: Path) -> str:

@@ -68,8 +68,8 @@ class Control(typing.Protocol):
     def check(self, shares: Iterable[Share]) -> int | None:
         """See that the server lives and has these shares as wanted; the number of clients, None where it does not tell."""
 
-    def quit(self, *, timeout_s: float) -> None:
-        """Ask the daemon to end."""
+    def quit(self, *, timeout_s: float) -> bool:
+        """Ask the daemon to end; whether it was reached."""
 
 
 class Ask(typing.Protocol):
@@ -153,9 +153,9 @@ class V3:
                 _same(share, "compute", row[4], _percent(row[4]), float(share.compute))
         return len(self._clients())
 
-    def quit(self, *, timeout_s: float) -> None:
+    def quit(self, *, timeout_s: float) -> bool:
         """Quit the daemon and its server."""
-        asked(self._ask, "-q", timeout_s=timeout_s)
+        return asked(self._ask, "-q", timeout_s=timeout_s).status == 0
 
     def _status(self) -> str:
         """The state of the server. Raises ControlError where it is gone."""
@@ -259,9 +259,9 @@ class Legacy:
             clients += len(_pids(told.out))
         return clients
 
-    def quit(self, *, timeout_s: float) -> None:
+    def quit(self, *, timeout_s: float) -> bool:
         """Quit the daemon and its server."""
-        asked(self._ask, given="quit\n", timeout_s=timeout_s)
+        return asked(self._ask, given="quit\n", timeout_s=timeout_s).status == 0
 
     def _status(self) -> str:
         servers = self._servers()
@@ -307,7 +307,7 @@ def _whole_mebibytes(memory: int) -> int:
 
 def _same(share: Share, what: str, told: str, read: float | None, wanted: float) -> None:
     if read != wanted:
-        raise ShareError(f"the {what} of share {share.share_id} reads {told!r} after it was set to {wanted:g}")
+        raise ShareError(f"the {what} of share {share.share_id} reads {told!r} after it was set to {wanted:.0f}")
 
 
 def _size(text: str) -> int | None:

@@ -31,7 +31,7 @@ END_S = 3.0
 _FIRST_S = 0.05
 _VERSIONS = {Protocol.V3: "3", Protocol.LEGACY: "2"}
 _LOG_BYTES = 2048
-_LOG_LINES = 6
+_LOG_LINES = 3
 
 
 class DaemonError(Exception):
@@ -100,26 +100,31 @@ class Daemon:
         """End the daemon and its server. Idempotent."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
-            with contextlib.suppress(control.ControlError):
-                self.control.quit(timeout_s=END_S)
-            self._settle(process)
+            self._settle(process, asked=self._quit())
         leftovers.end(lambda pipes: pipes == self.pipes)
 
     def last_words(self) -> str:
-        """The end of the logs of server and daemon, on one line."""
+        """The end of the logs of daemon and server, on one line."""
         lines: list[str] = []
         server = self._log / shares.SERVER / "server.log" if self._protocol is Protocol.V3 else self._log / "server.log"
-        for path in (server, self._log / "control.log", self._output):
+        for path in (self._output, self._log / "control.log", server):
             with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
                 lines += file.read(_LOG_BYTES).decode(errors="replace").splitlines()[-_LOG_LINES:]
         return running.one_line("\n".join(lines)) or "empty"
 
-    def _settle(self, process: subprocess.Popen[bytes]) -> None:
+    def _quit(self) -> bool:
+        """Ask the daemon to end; whether that was of use: one that is just starting knows no commands yet."""
+        try:
+            return self.control.quit(timeout_s=END_S)
+        except control.ControlError:
+            return False
+
+    def _settle(self, process: subprocess.Popen[bytes], *, asked: bool) -> None:
         """Wait for the end of a daemon that was asked to end; tell it, when it takes too long; then make it."""
-        for number in (0, signal.SIGTERM, signal.SIGKILL):
+        for number in (0, signal.SIGTERM, signal.SIGKILL) if asked else (signal.SIGTERM, signal.SIGKILL):
             if number:
-                logger.warning("The MPS daemon of %s does not end: it gets %s", self._uuid, signal.Signals(number).name)
+                logger.info("The MPS daemon of %s does not end by itself: %s", self._uuid, signal.Signals(number).name)
                 process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_S)

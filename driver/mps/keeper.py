@@ -291,6 +291,7 @@ class Keeper:
                 self._failed[share.share_id] = (str(error), time.monotonic() + self._pace.check)
                 self._placed.pop(share.share_id, None)
                 self._tell()
+                self._settle()
                 self._condition.notify_all()
         else:
             with self._condition:

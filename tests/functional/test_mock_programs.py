@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from discovery.mock import faults, live, programs, smi, state
+from discovery.mock import faults, live, mpscontrol, programs, smi, state
 from discovery.mock.fault import Fault, Kind
 from tests.fakes import mockmachine
 from tests.fakes.mockmachine import GPU0
@@ -102,7 +102,8 @@ def test_the_command_writes_a_driver_root(tmp_path: Path) -> None:
     for _ in range(2):
         subprocess.run([*command, tmp_path / "root", tmp_path / "machine"], check=True, timeout=50)
     names = {str(path.relative_to(tmp_path / "root")) for path in (tmp_path / "root").rglob("*") if path.is_file()}
-    assert names == programs.PROGRAMS.keys()
+    of_mps = {f"usr/bin/{name}" for name in (mpscontrol.CONTROL, mpscontrol.SERVER, mpscontrol.SETTING)}
+    assert names == programs.PROGRAMS.keys() | of_mps
     (tmp_path / "file").touch()
     for arguments in ([], [tmp_path / "file", tmp_path]):
         assert subprocess.run([*command, *arguments], check=False, timeout=50, capture_output=True).returncode == 2
