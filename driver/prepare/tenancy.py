@@ -127,7 +127,7 @@ def room_of(sharing: Sharing, others: Sequence[ledger.Entry], device: str) -> le
             rooms.append(held.room)
         if any(use.enforcement != sharing.enforcement for use in uses):
             return Refusal(
-                reason=f"it is shared by rules that have changed, and by the former ones as long as {_named(others)} has a part of it",
+                reason=f"it is shared by rules that have changed, and by the former ones as long as it is in use by {_named(others)}",
                 retryable=True,
             )
     computes = [room.compute for room in rooms if room.compute is not None]
@@ -150,7 +150,7 @@ def overdraft(
     if not shareuse.fits(room, wanted):
         return Refusal(reason=f"it has {has}, and the claim wants {mine} of it; the pod has to be scheduled again")
     return Refusal(
-        reason=f"it has {has}, of which {_named(others)} holds {_total(held, room)}, and the claim wants {mine}. There is room when "
+        reason=f"it has {has}, of which {_named(others)} {_verb(others, 'hold')} {_total(held, room)}, and the claim wants {mine}. There is room when "
         "kubelet unprepares such a claim; if no pod uses one any more, delete it",
         retryable=True,
     )
@@ -178,8 +178,12 @@ def why_not_one_pod(allocation: claims.Allocation) -> str | None:
 def _named(entries: Sequence[ledger.Entry]) -> str:
     names = [str(entry.claim) for entry in entries[:_CLAIMS_SHOWN]]
     if len(entries) > _CLAIMS_SHOWN:
-        return f"{', '.join(names)} and {len(entries) - _CLAIMS_SHOWN} more together"
+        return f"{', '.join(names)} and {len(entries) - _CLAIMS_SHOWN} more"
     return " and ".join(names)
+
+
+def _verb(entries: Sequence[ledger.Entry], verb: str) -> str:
+    return f"{verb}s" if len(entries) == 1 else verb
 
 
 def _total(uses: Sequence[ledger.ShareUse], room: ledger.Room) -> str:

@@ -6,7 +6,9 @@ were written by the version with schema N; they are never written again. A new s
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from discovery.address import PciAddress
 from driver import values
 from driver.errors import RecordError
 from driver.prepare import cdi, ledger, plan, store
+from driver.sharing import shares
 from tests.fakes import preparing
 
 FOLDER = Path(__file__).parent / "record"
@@ -123,6 +126,55 @@ ENTRIES_2 = (
 )
 
 
+_LEVELS = shares.Enforcement(memory=shares.Memory.CGROUP, compute=shares.Compute.MPS)
+_ROOM = ledger.Room(memory=85_520_809_984, compute=100, sharers=8)
+
+
+def _share(number: int, memory: str, **limits: Any) -> ledger.Result:
+    return ledger.Result(
+        request="share",
+        pool="node-1",
+        device="gpu-0000-43-00-0",
+        share_id=_share_id(number),
+        consumed_capacity={"memory": memory, "compute": "25", "shares": "1"},
+        share=ledger.ShareUse(memory=int(memory[:-2]) << 30, compute=25, enforcement=_LEVELS, **limits),
+    )
+
+
+def _share_id(number: int) -> str:
+    return f"0000000{number}-5b2e-4d51-9c9f-0d3f3f6e8f11"
+
+
+def _sharing(claim: values.ClaimRef, state: ledger.ClaimState, *results: ledger.Result, pod: str) -> ledger.Entry:
+    return ledger.Entry(
+        claim=claim,
+        state=state,
+        boot_id=BOOT_ID,
+        devices=(replace(_device("43", 1), room=_ROOM),),
+        results=results,
+        cdi_ids=tuple(_ids(claim, result.device, f"-{result.share_id}") for result in results),
+        hardware=ledger.with_pods({}, [pod]),
+    )
+
+
+_SHARER, _PAIR_OF_SHARES, _PUT_BACK = _ref(7, "sharer"), _ref(8, "two"), _ref(9, "going")
+_LIMITED = {"memory_limit": 8 << 30, "soft_limit": 4 << 30, "compute_limit": 10, "below_normal": True}
+
+ENTRIES_3 = (
+    _sharing(
+        _SHARER, ledger.ClaimState.COMPLETED, _share(1, "20Gi", memory_limit=20 << 30, compute_limit=25), pod="pod-1"
+    ),
+    _sharing(
+        _PAIR_OF_SHARES,
+        ledger.ClaimState.COMPLETED,
+        _share(2, "10Gi", **_LIMITED),
+        _share(3, "10Gi", time_slice=shares.TimeSlice.LONG),
+        pod="pod-2",
+    ),
+    _sharing(_PUT_BACK, ledger.ClaimState.RELEASING, _share(4, "1Gi", memory_limit=1 << 30), pod="pod-3"),
+)
+
+
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     shutil.copy(FOLDER / "record-1.db", tmp_path / store.FILE_NAME)
@@ -209,3 +261,43 @@ def test_a_version_that_knows_no_parts_reads_a_record_until_there_is_one(
     opened.close()
     with pytest.raises(ledger.DamagedError, match="for readers of version 2"):
         ledger.from_document(*ledger.to_document(part.columns, since=ledger.readable_since(ENTRIES_2[1])))
+
+
+def test_a_record_of_schema_3_loads_and_is_used_on(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "record-3.db", tmp_path / store.FILE_NAME)
+    reports = preparing.Reports()
+    opened = store.Store(tmp_path, boot_id=BOOT_ID, salvage=lambda: (), reports=reports)
+    assert opened.open() is None
+    assert opened.rows() == ENTRIES_3
+    assert [holder.entry for holder in opened.holders(["gpu-0000-43-00-0"])] == list(ENTRIES_3)
+    assert opened.releasing() == (_PUT_BACK.uid,)
+    opened.remove(ENTRIES_3[0], timeout_s=5)
+    opened.put(plan.joined(ENTRIES_3[0], ()), previous=None, timeout_s=5)
+    assert opened.rows() == ENTRIES_3
+    assert reports.rebuilt == []
+    opened.close()
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_claim_file_of_schema_3_gives_its_record_back_and_is_written_the_same(number: int) -> None:
+    dialect = cdi.Dialect(driver="gpu.nearfield.dev", mock=False)
+    kept = (FOLDER / f"claim-3-{number}.json").read_bytes()
+    assert dialect.entry_of(kept) == ENTRIES_3[number]
+    assert dialect.claim_spec(ENTRIES_3[number]) == kept
+
+
+def test_a_version_that_knows_no_shares_reads_a_record_until_there_is_one(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would give the GPU to one claim alone."""
+    opened = store.Store(record, boot_id=BOOT_ID, salvage=lambda: (), reports=preparing.Reports())
+    opened.remove(ENTRIES[1], timeout_s=5)
+    monkeypatch.setattr(ledger, "VERSION", 2)
+    assert len(store.read_rows(record)) == len(ENTRIES) - 1
+    opened.put(plan.joined(ENTRIES_3[0], ()), previous=None, timeout_s=5)
+    with pytest.raises(RecordError, match="written by a newer version"):
+        store.read_rows(record)
+    opened.close()
+    dialect, kept = cdi.Dialect(driver="gpu.nearfield.dev", mock=False), (FOLDER / "claim-3-0.json").read_bytes()
+    with pytest.raises(ledger.DamagedError, match="for readers of version 3"):
+        dialect.entry_of(kept)

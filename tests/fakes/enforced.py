@@ -70,6 +70,11 @@ class Enforcer:
         with self._state() as state:
             return dict(state)
 
+    def drop(self, claim: str) -> None:
+        """As one who sweeps what no row asks for."""
+        with self._state() as state:
+            state.pop(claim, None)
+
     def forget(self) -> None:
         """As after a reboot."""
         self.path.unlink(missing_ok=True)

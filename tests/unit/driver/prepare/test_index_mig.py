@@ -13,8 +13,8 @@ import pytest
 from discovery import address, mig, model
 from discovery.address import PciAddress
 from driver import inventory, values
-from driver.prepare import index, plan
-from driver.sharing import rules
+from driver.prepare import index, ledger, plan
+from driver.sharing import rules, shares
 
 GPU = address.PciAddress(0, 0x10, 0, 0)
 NAME = values.gpu_device_name(GPU)
@@ -189,3 +189,50 @@ def test_an_instance_is_gone_only_where_a_later_look_says_so(found: model.Gpu, l
     assert node.index.lacks("gpu-0000-11-00-0-mig-1g-10gb-19-2", "MIG-1", since=99.0) is False
     node.state = inventory.InventoryState()
     assert node.index.lacks(part(19, 2), "MIG-1", since=99.0) is False
+
+
+GIB = 1 << 30
+SHARED = rules.Policy(
+    mode=rules.Mode.SHARES,
+    shares=shares.Shares(
+        memory_step=GIB, compute_step=5, max_sharers=4, memory=shares.Memory.NONE, compute=shares.Compute.NONE
+    ),
+    enforcement=shares.Enforcement(memory=shares.Memory.CGROUP, compute=shares.Compute.NONE),
+)
+
+
+def sized(found: model.Gpu) -> model.Gpu:
+    """With amounts that can be shared."""
+    profiles = tuple(replace(profile, memory_bytes=10 * GIB, multiprocessors=16) for profile in PROFILES)
+    return replace(found, memory_bytes=80 * GIB, multiprocessors=132, mig_profiles=profiles)
+
+
+def test_a_gpu_of_mode_shares_is_shared_and_has_no_parts() -> None:
+    node = Node(sized(gpu(on=False)), rules.Mode.SHARES)
+    node.policies = {GPU: SHARED}
+    device = node.index.find(NAME)
+    assert isinstance(device, plan.GpuDevice)
+    assert device.sharing is not None
+    assert (device.sharing.enforcement, device.sharing.policy) == (SHARED.enforcement, SHARED.shares)
+    assert device.sharing.room == ledger.Room(memory=80 * GIB, compute=100, sharers=4)
+    answer = node.index.find(part(19, 2))
+    assert isinstance(answer, plan.NotThere)
+    assert "mode shares" in answer.reason
+    node.policies = {GPU: rules.Policy(mode=rules.Mode.SHARES)}
+    alone = node.index.find(NAME)
+    assert isinstance(alone, plan.GpuDevice)
+    assert alone.sharing is None
+
+
+def test_instances_that_somebody_made_are_shared_where_the_policy_says_so() -> None:
+    node = Node(sized(gpu(instances=(instance(),))), rules.Mode.MIG_STATIC)
+    node.policies = {GPU: replace(SHARED, mode=rules.Mode.MIG_STATIC)}
+    device = node.index.find(part(19, 2))
+    assert isinstance(device, plan.PartitionDevice)
+    assert device.sharing is not None
+    assert device.sharing.room == ledger.Room(memory=10 * GIB, compute=12, sharers=4)
+    assert device.gpu.sharing is None
+    node.policies = {GPU: rules.Policy(mode=rules.Mode.MIG_STATIC)}
+    again = node.index.find(part(19, 2))
+    assert isinstance(again, plan.PartitionDevice)
+    assert again.sharing is None

@@ -204,7 +204,7 @@ def test_sharers_are_counted() -> None:
     answer = refused(share(1), share(4), others=others, devices=devices)
     assert "3 shares" in answer.message
     many = [replace(other, claim=preparing.ref(number)) for number, other in enumerate([others[0]] * 9, start=50)]
-    assert "and 6 more together" in refused(share(1), others=many).message
+    assert "and 6 more hold" in refused(share(1), others=many).message
     assert len(refused(share(1), others=many).message) < 900
 
 
