@@ -5,7 +5,6 @@ NVIDIA driver, here stand-ins that act on a rendered machine. Exit status 0, or 
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from discovery.mock import live, mpscontrol
 
 PROGRAMS: Mapping[str, str] = {"usr/bin/nvidia-smi": "discovery.mock.smi"}
-"""Path in the driver root -> the module that stands in for it; it gets the folder of the machine as its first argument."""
+"""Path in the driver root -> the module whose `main` stands in for it, with the folder of the machine as its first argument."""
 
 _USAGE = "usage: python -m discovery.mock.programs DIRECTORY MACHINE"
 _SOURCES = Path(__file__).resolve().parents[2]
@@ -32,12 +31,10 @@ def write(directory: Path, machine: Path) -> None:
 
 
 def _script(module: str, machine: Path) -> str:
-    command = shlex.join([sys.executable, "-P", "-m", module, str(machine.absolute())])
+    """No shell: the image of the agent has none."""
     return (
-        "#!/bin/sh\n"
-        f"PYTHONPATH={shlex.quote(str(_SOURCES))}${{PYTHONPATH:+:$PYTHONPATH}}\n"
-        "export PYTHONPATH\n"
-        f'exec {command} "$@"\n'
+        f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(_SOURCES)!r})\n"
+        f"from {module} import main\nsys.exit(main([{str(machine.absolute())!r}, *sys.argv[1:]]))\n"
     )
 
 

@@ -121,7 +121,3 @@ def _found(shown: view.View, named: str) -> state.Gpu:
     if found is not None:
         return found
     raise _RefusedError(NOT_FOUND, f'No devices were found for "-i {named}".')
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
