@@ -141,7 +141,14 @@ def _summary(ability: mps_values.Ability) -> str:
 
 
 def _document(told: mps_values.Status, ability: mps_values.Ability | None) -> dict[str, object]:
+    """What the supervisor tells, without what it does not know."""
     from driver.mps import wire
 
     content = wire.status_json(told)
-    return output.document("MpsStatus", {**content, "ability": None if ability is None else wire.ability_json(ability)})
+    daemons = [_known(daemon) for daemon in content["daemons"]]
+    able = {} if ability is None else _known(wire.ability_json(ability))
+    return output.document("MpsStatus", {**able, "instance": told.instance, "daemons": daemons})
+
+
+def _known(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

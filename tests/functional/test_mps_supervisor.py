@@ -5,12 +5,14 @@ those of their namespaces, and what ends is started again.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -386,7 +388,7 @@ def test_daemons_end_with_a_killed_supervisor(tmp_path: Path) -> None:
             place(node, mps.share(1))
             daemon = node.pid()
             status = subprocess.run(
-                ["nearfield", "mps", "status", f"--mps-dir={node.directory}"],
+                [sys.executable, "-m", "driver.cli", "mps", "status", f"--mps-dir={node.directory}"],
                 capture_output=True,
                 text=True,
                 check=True,
@@ -413,7 +415,15 @@ def test_daemons_end_with_a_killed_supervisor(tmp_path: Path) -> None:
 
 def test_a_supervisor_that_is_told_to_end_takes_its_daemons_with_it(tmp_path: Path) -> None:
     with mps.node(start=False) as node:
-        command = ["nearfield", "mps", "run", f"--mps-dir={node.directory}", f"--driver-root-mount={node.root}"]
+        command = [
+            sys.executable,
+            "-m",
+            "driver.cli",
+            "mps",
+            "run",
+            f"--mps-dir={node.directory}",
+            f"--driver-root-mount={node.root}",
+        ]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, stderr=log)
         try:
@@ -428,3 +438,32 @@ def test_a_supervisor_that_is_told_to_end_takes_its_daemons_with_it(tmp_path: Pa
         finally:
             process.kill()
             process.wait()
+
+
+def test_the_state_of_affairs_is_shown_to_people_and_programs() -> None:
+    def shown(node: mps.Node, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "driver.cli", "mps", "status", f"--mps-dir={node.directory}", *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=mps.PATIENCE_S, check=False)
+
+    with mps.node() as node:
+        assert "No device is shared by MPS." in shown(node).stdout
+        place(node, mps.share(1))
+        told = json.loads(shown(node, "-o", "json").stdout)
+        assert (told["apiVersion"], told["kind"]) == ("output.nearfield.dev/v1alpha1", "MpsStatus")
+        assert (told["protocols"], told["reasons"]) == (["legacy", "v3"], {})
+        (daemon,) = told["daemons"]
+        assert daemon.pop("since") >= 0
+        daemon.pop("clients", None)
+        assert daemon == {
+            "device": "gpu-0",
+            "uuid": mps.UUID,
+            "protocol": "v3",
+            "state": "running",
+            "restarts": 0,
+            "shares": ["share-1"],
+        }
+        assert re.search(r"^gpu-0 +v3 +running for \d+ s +1 ", shown(node).stdout, re.MULTILINE)
+        node.stop()
+        gone = shown(node)
+        assert (gone.returncode, gone.stdout) == (1, "")
+        assert "does `nearfield mps` run on this node?" in gone.stderr
