@@ -374,7 +374,7 @@ def test_shares_come_and_go_from_many_sides_at_once() -> None:
 def test_daemons_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     with mps.node(start=False) as node:
         command = [
-            "nearfield",
+            *(sys.executable, "-m", "driver.cli"),
             "mps",
             f"--mps-dir={node.directory}",
             "--driver-root=/",
