@@ -11,10 +11,11 @@ own, which an older version of the agent would not keep in the file that it writ
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driver import values
@@ -33,11 +34,18 @@ MOST_ATTRIBUTES = 32
 Attributes = Mapping[str, Mapping[str, Any]]
 """Of one device, as in a ResourceSlice: `{"numaNode": {"int": 0}}`."""
 
+_LEVELS = ("memoryEnforcement", "computeEnforcement")
+_LIMITS = ("memoryLimit", "memorySoftLimit", "computeLimit")
+_SHARE_ID = "shareID"
+_OWN = frozenset(("uuid", *_LEVELS, *_LIMITS, _SHARE_ID))
+
 _CLAIMS, _TEMPLATES = "resourceclaims", "resourceclaimtemplates"
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _NAME_MAX_LENGTH = 253
 _GENERATION = 1
 """Nothing is learnt of a device after its claim was prepared."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def marked(results: Sequence[ledger.Result], claim: Any, ref: values.ClaimRef) -> tuple[ledger.Result, ...]:
@@ -79,11 +87,29 @@ def container_path(described: str, request: str, driver: str) -> str:
     return f"{CONTAINER_FOLDER}/{described}/{request}/{driver}-metadata.json"
 
 
-def documents(entry: ledger.Entry, *, driver: str, attributes: Mapping[str, Attributes]) -> Iterator[tuple[str, bytes]]:
-    """The file of each request: its name and its content. `attributes`: what is published of the devices, by name; a device that is
-    not published any more has what the record says of it.
-    """
-    devices = {device.name: device for device in entry.devices}
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is published of a device, ready to be written: the members of a JSON object, and what its claims may say otherwise."""
+
+    text: str = ""
+    levels: Mapping[str, Any] = field(default_factory=dict)
+
+
+def published(attributes: Attributes) -> Published:
+    """The attributes of a device, but for those that the record knows better; as many as leave room for what claims add."""
+    others = ((name, value) for name, value in attributes.items() if name not in _OWN)
+    text = _encode(dict(itertools.islice(others, MOST_ATTRIBUTES - len(_OWN))))
+    return Published(
+        "" if text == "{}" else f"{text[1:-1]},", {name: attributes[name] for name in _LEVELS if name in attributes}
+    )
+
+
+_UNKNOWN = Published()
+
+
+def documents(entry: ledger.Entry, *, driver: str, devices: Mapping[str, Published]) -> Iterator[tuple[str, bytes]]:
+    """The file of each request: its name and its content. A device that is not published any more has what the record says of it."""
+    held = {device.name: device for device in entry.devices}
     described: dict[str, tuple[str, list[ledger.Result]]] = {}
     for result in entry.results:
         request = ledger.base_request(result.request)
@@ -91,57 +117,33 @@ def documents(entry: ledger.Entry, *, driver: str, attributes: Mapping[str, Attr
             described[request] = (result.described, [])
         if request in described:
             described[request][1].append(result)
+    claim = entry.claim
     for request, (folder, results) in described.items():
         parent, _, name = folder.partition("/")
-        body = {
-            "metadata": {
-                "name": entry.claim.name,
-                "namespace": entry.claim.namespace,
-                "uid": entry.claim.uid,
-                "generation": _GENERATION,
-            },
-            **({"podClaimName": name} if parent == _TEMPLATES else {}),
-            "requests": [
-                {
-                    "name": results[0].request,
-                    "devices": [
-                        {
-                            "driver": driver,
-                            "pool": result.pool,
-                            "name": result.device,
-                            "attributes": _attributes(
-                                result, devices[result.device], attributes.get(result.device, {})
-                            ),
-                        }
-                        for result in results
-                    ],
-                }
-            ],
-        }
-        rest = _ENCODER.encode(body)[1:]
-        text = "".join(f'{{"kind":"DeviceMetadata","apiVersion":"{version}",{rest}\n' for version in VERSIONS)
+        pod_claim = f'"podClaimName":{_encode(name)},' if parent == _TEMPLATES else ""
+        listed = ",".join(
+            f'{{"driver":{_encode(driver)},"pool":{_encode(result.pool)},"name":{_encode(result.device)},"attributes":'
+            + _attributes(result, held[result.device], devices.get(result.device, _UNKNOWN))
+            + "}"
+            for result in results
+        )
+        body = (
+            f'"metadata":{{"name":{_encode(claim.name)},"namespace":{_encode(claim.namespace)},"uid":{_encode(claim.uid)},'
+            f'"generation":{_GENERATION}}},{pod_claim}'
+            f'"requests":[{{"name":{_encode(results[0].request)},"devices":[{listed}]}}]}}\n'
+        )
+        text = "".join(f'{{"kind":"DeviceMetadata","apiVersion":"{version}",{body}' for version in VERSIONS)
         yield file_name(request), text.encode()
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
-
-
-def _attributes(
-    result: ledger.Result, device: ledger.HeldDevice, published: Attributes
-) -> dict[str, Mapping[str, str | int]]:
+def _attributes(result: ledger.Result, device: ledger.HeldDevice, known: Published) -> str:
     """What is published of a device, and what only its claim has of it: which share, and what that is held to."""
-    found: dict[str, Any] = {"uuid": {"string": device.uuid}}
+    own: dict[str, Any] = {"uuid": {"string": device.uuid}, **known.levels}
     if (use := result.share) is not None:
-        found["memoryEnforcement"] = {"string": use.enforcement.memory.value}
-        found["computeEnforcement"] = {"string": use.enforcement.compute.value}
-        limits = {
-            "memoryLimit": use.memory_limit,
-            "memorySoftLimit": use.soft_limit,
-            "computeLimit": use.compute_limit,
-        }
-        found.update((name, {"int": limit}) for name, limit in limits.items() if limit is not None)
+        levels = use.enforcement
+        own |= {"memoryEnforcement": {"string": levels.memory}, "computeEnforcement": {"string": levels.compute}}
+        limits = (use.memory_limit, use.soft_limit, use.compute_limit)
+        own |= {name: {"int": limit} for name, limit in zip(_LIMITS, limits, strict=True) if limit is not None}
     if result.share_id is not None:
-        found["shareID"] = {"string": result.share_id}
-    room = MOST_ATTRIBUTES - len(found)
-    others = [(name, value) for name, value in published.items() if name not in found]
-    return {**dict(others[:room]), **found}
+        own[_SHARE_ID] = {"string": result.share_id}
+    return f"{{{known.text}{_encode(own)[1:]}"

@@ -37,11 +37,14 @@ class MetadataDirectory:
         driver: str,
         published: Callable[[Collection[str]], Mapping[str, metadata.Attributes]],
     ) -> None:
-        """`path` is the same on the host. `published`: what is published of some devices, by name; it may raise RecordError."""
+        """`path` is the same on the host. `published`: what is published of some devices, by name; the same values while it stays
+        the same. It may raise RecordError.
+        """
         self.path = path
         self._folder = str(path)
         self._driver = driver
         self._published = published
+        self._known: dict[str, tuple[metadata.Attributes, metadata.Published]] = {}
         self._writing = condition.Condition(logger, recovered="Metadata of claims is written again")
         self._removing = condition.Condition(logger, recovered="Metadata of claims is removed again")
 
@@ -51,9 +54,9 @@ class MetadataDirectory:
             return None
         folder = self._folder_of(entry)
         try:
-            attributes = self._published({device.name for device in entry.devices})
+            devices = self._devices(entry)
             self._make(folder)
-            for name, data in metadata.documents(entry, driver=self._driver, attributes=attributes):
+            for name, data in metadata.documents(entry, driver=self._driver, devices=devices):
                 files.write_atomic(folder, name, data, mode=_FILE_MODE)
         except (OSError, RecordError) as error:
             self._writing.failed(f"Containers of {entry.claim} get no metadata of their devices: {error}")
@@ -92,6 +95,16 @@ class MetadataDirectory:
             return frozenset(path.name for path in self.path.iterdir() if claims.acceptable_uid(path.name))
         except OSError:
             return frozenset()
+
+    def _devices(self, entry: ledger.Entry) -> Mapping[str, metadata.Published]:
+        """What is published of the devices of a claim. Raises RecordError."""
+        found = {}
+        for name, attributes in self._published({device.name for device in entry.devices}).items():
+            known = self._known.get(name)
+            if known is None or known[0] is not attributes:
+                known = self._known[name] = (attributes, metadata.published(attributes))
+            found[name] = known[1]
+        return found
 
     def _folder_of(self, entry: ledger.Entry) -> str:
         return f"{self._folder}/{entry.claim.uid}"

@@ -170,26 +170,25 @@ def let_go(connection: sqlite3.Connection, holdings: Iterable[tuple[str, str]]) 
         connection.executemany(statement, pairs)
 
 
-def read_published(
-    connection: sqlite3.Connection, names: Collection[str] | None = None
-) -> dict[str, Mapping[str, Any]]:
-    """What was last published of some devices, or of all, by name. What cannot be read is left out."""
-    rows: Iterable[Any]
+def read_published(connection: sqlite3.Connection, names: Collection[str] | None = None) -> dict[str, str]:
+    """What was last published of some devices, or of all, as text by name."""
     if names is None:
-        rows = connection.execute(f"{_PUBLISHED} ORDER BY device")
-    else:
-        rows = (row for name in names for row in connection.execute(f"{_PUBLISHED} WHERE device = ?", (name,)))
-    found: dict[str, Mapping[str, Any]] = {}
-    for device, body in rows:
-        try:
-            document = json.loads(body)
-        except (ValueError, TypeError, RecursionError):
-            document = None
-        if isinstance(document, dict):
-            found[device] = document
-        else:
-            logger.warning("What was published of device %r cannot be read and is forgotten", device)
-    return found
+        return dict(connection.execute(f"{_PUBLISHED} ORDER BY device").fetchall())
+    return {
+        name: body for device in names for name, body in connection.execute(f"{_PUBLISHED} WHERE device = ?", (device,))
+    }
+
+
+def published(device: str, body: str) -> Mapping[str, Any] | None:
+    """What was published of a device, from its text; None where that cannot be read."""
+    try:
+        document = json.loads(body)
+    except (ValueError, TypeError, RecursionError):
+        document = None
+    if isinstance(document, dict):
+        return document
+    logger.warning("What was published of device %r cannot be read and is forgotten", device)
+    return None
 
 
 def read_entries(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:

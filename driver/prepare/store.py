@@ -80,6 +80,7 @@ class Store:
         self._database: database.Database | None = None
         self._inode: tuple[int, int] | None = None
         self._openings = 0
+        self._attributes: dict[str, tuple[str, Mapping[str, Any]]] = {}
         self._problem: str | None = "The record is not open yet"
         self._closed = False
 
@@ -239,13 +240,19 @@ class Store:
 
     def load_published(self) -> dict[str, Mapping[str, Any]]:
         """The devices that were last published, by name."""
-        return self._read(recordfile.read_published)
+        bodies = self._read(recordfile.read_published)
+        return {name: found for name, body in bodies.items() if (found := recordfile.published(name, body)) is not None}
 
     def published_attributes(self, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
-        """The attributes with which some devices were last published, by name, as in a ResourceSlice."""
-        found = self._read(lambda c: recordfile.read_published(c, names))
-        bodies = ((name, body.get("attributes")) for name, body in found.items())
-        return {name: attributes for name, attributes in bodies if isinstance(attributes, dict)}
+        """The attributes with which some devices were last published, by name, as in a ResourceSlice. They are the same values again
+        while what was published is the same.
+        """
+        bodies = self._read(lambda c: recordfile.read_published(c, names))
+        for name, body in bodies.items():
+            if self._attributes.get(name, (None,))[0] != body:
+                attributes = (recordfile.published(name, body) or {}).get("attributes")
+                self._attributes[name] = body, attributes if isinstance(attributes, dict) else {}
+        return {name: self._attributes[name][1] for name in bodies}
 
     def save_published(self, devices: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember what is published now, on disk when this returns."""

@@ -30,6 +30,15 @@ PUBLISHED: dict[str, metadata.Attributes] = {
     OTHER: {"driverVersion": {"version": "615.10.2"}},
 }
 
+USE = ledger.ShareUse(
+    memory=20 << 30,
+    compute=25,
+    enforcement=shares.Enforcement(memory=shares.Memory.CGROUP, compute=shares.Compute.MPS),
+    memory_limit=16 << 30,
+    soft_limit=8 << 30,
+    compute_limit=20,
+)
+
 
 def result(device: str = GPU, request: str = "gpu", **more: Any) -> ledger.Result:
     return ledger.Result(request=request, pool=preparing.POOL, device=device, **more)
@@ -63,7 +72,8 @@ def read(data: bytes) -> list[dict[str, Any]]:
 
 def documents(of: ledger.Entry, attributes: Mapping[str, metadata.Attributes] = PUBLISHED) -> dict[str, dict[str, Any]]:
     """The newest object of each file."""
-    return {name: read(data)[0] for name, data in metadata.documents(of, driver=DRIVER, attributes=attributes)}
+    devices = {name: metadata.published(found) for name, found in attributes.items()}
+    return {name: read(data)[0] for name, data in metadata.documents(of, driver=DRIVER, devices=devices)}
 
 
 def test_the_first_result_of_each_request_has_the_file() -> None:
@@ -111,7 +121,8 @@ def test_no_annotation_leads_out_of_the_folder(value: str) -> None:
 
 
 def test_a_file_is_a_stream_of_all_versions_that_say_the_same() -> None:
-    ((name, data),) = metadata.documents(entry(*marked(result())), driver=DRIVER, attributes=PUBLISHED)
+    devices = {name: metadata.published(found) for name, found in PUBLISHED.items()}
+    ((name, data),) = metadata.documents(entry(*marked(result())), driver=DRIVER, devices=devices)
     newest, oldest = read(data)
     assert name == "gpu.json"
     assert newest == {
@@ -156,18 +167,14 @@ def test_a_device_that_is_not_published_has_what_the_record_says() -> None:
 
 
 def test_a_share_says_what_it_is_and_what_it_is_held_to() -> None:
-    use = ledger.ShareUse(
-        memory=20 << 30,
-        compute=25,
-        enforcement=shares.Enforcement(memory=shares.Memory.CGROUP, compute=shares.Compute.MPS),
-        memory_limit=16 << 30,
-        soft_limit=8 << 30,
-        compute_limit=20,
-    )
-    one = result(share=use, share_id="aaaa")
-    two = result(share=replace(use, memory_limit=None, soft_limit=None, compute_limit=None), share_id="bbbb")
+    one = result(share=USE, share_id="aaaa")
+    two = result(share=replace(USE, memory_limit=None, soft_limit=None, compute_limit=None), share_id="bbbb")
     published = {GPU: {"memoryEnforcement": {"string": "none"}, "computeEnforcement": {"string": "none"}}}
     (request,) = documents(entry(*marked(one, two)), published)["gpu.json"]["requests"]
+    assert documents(entry(*marked(result())), published)["gpu.json"]["requests"][0]["devices"][0]["attributes"] == {
+        "uuid": {"string": f"GPU-of-{GPU}"},
+        **published[GPU],
+    }
     levels = {"memoryEnforcement": {"string": "cgroup"}, "computeEnforcement": {"string": "mps"}}
     uuid = {"uuid": {"string": f"GPU-of-{GPU}"}}
     limits = {"memoryLimit": {"int": 16 << 30}, "memorySoftLimit": {"int": 8 << 30}, "computeLimit": {"int": 20}}
@@ -179,10 +186,10 @@ def test_a_share_says_what_it_is_and_what_it_is_held_to() -> None:
 
 def test_there_are_no_more_attributes_than_the_format_has_and_ours_are_among_them() -> None:
     published = {GPU: {f"a{number}": {"int": number} for number in range(40)}}
-    (request,) = documents(entry(*marked(result(share_id="aaaa"))), published)["gpu.json"]["requests"]
+    (request,) = documents(entry(*marked(result(share=USE, share_id="aaaa"))), published)["gpu.json"]["requests"]
     found = request["devices"][0]["attributes"]
     assert len(found) == metadata.MOST_ATTRIBUTES
-    assert {"uuid", "shareID", "a0"} <= found.keys()
+    assert {"uuid", "shareID", "memorySoftLimit", "a0"} <= found.keys()
 
 
 def test_a_claim_that_was_prepared_before_there_were_files_has_none() -> None:

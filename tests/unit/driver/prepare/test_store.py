@@ -425,8 +425,20 @@ def test_the_attributes_of_some_published_devices_are_read_alone(records: Record
     record = records.opened()
     rail = {"rail": {"int": 3}}
     record.save_published({"gpu-a": {"attributes": rail}, "gpu-b": {"attributes": {}}, "gpu-c": {"attributes": [1]}})
-    assert record.published_attributes({"gpu-a", "gpu-c", "gpu-d", "' OR 1=1 --"}) == {"gpu-a": rail}
+    assert record.published_attributes({"gpu-a", "gpu-c", "gpu-d", "' OR 1=1 --"}) == {"gpu-a": rail, "gpu-c": {}}
     assert record.published_attributes(()) == {}
+
+
+def test_attributes_are_read_anew_when_something_else_is_published(records: Records) -> None:
+    record = records.opened()
+    record.save_published({"gpu-a": {"attributes": {"rail": {"int": 3}}}})
+    first = record.published_attributes(["gpu-a"])["gpu-a"]
+    record.save_published({"gpu-a": {"attributes": {"rail": {"int": 3}}}, "gpu-b": {}})
+    assert record.published_attributes(["gpu-a"])["gpu-a"] is first
+    record.save_published({"gpu-a": {"attributes": {"rail": {"int": 4}}}})
+    assert record.published_attributes(["gpu-a", "gpu-b"]) == {"gpu-a": {"rail": {"int": 4}}}
+    record.save_published({"gpu-b": {}})
+    assert record.published_attributes(["gpu-a", "gpu-b"]) == {"gpu-b": {}}
 
 
 def test_a_closed_record_refuses(records: Records) -> None:
