@@ -122,8 +122,11 @@ class ApiServer:
         node: str,
         devices: Callable[[int], tuple[str, ...]],
         admin: bool = False,
+        share: Mapping[str, str] | None = None,
     ) -> list[claims.Claim]:
-        """Claims as the scheduler leaves them; the n-th is allocated the devices that `devices(n)` names."""
+        """Claims as the scheduler leaves them; the n-th is allocated the devices that `devices(n)` names, or a share of each that
+        takes so much of its capacities.
+        """
         made = []
         for index, name in enumerate(names):
             wanted = devices(index)
@@ -132,7 +135,9 @@ class ApiServer:
             self.call(
                 "PUT",
                 f"{claim.path}/status",
-                claims.allocated(stored, driver=driver, node=node, devices=wanted, admin=admin, holder=self.holder),
+                claims.allocated(
+                    stored, driver=driver, node=node, devices=wanted, admin=admin, share=share, holder=self.holder
+                ),
             )
             made.append(claim)
         return made

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of the benchmark, as the scheduler would leave them. Pure."""
+"""The claims of the benchmark, as the scheduler would leave them."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,12 +56,23 @@ def body(name: str, *, count: int, admin: bool) -> dict[str, Any]:
 
 
 def allocated(
-    claim: Mapping[str, Any], *, driver: str, node: str, devices: Sequence[str], admin: bool, holder: Holder = NOBODY
+    claim: Mapping[str, Any],
+    *,
+    driver: str,
+    node: str,
+    devices: Sequence[str],
+    admin: bool = False,
+    share: Mapping[str, str] | None = None,
+    holder: Holder = NOBODY,
 ) -> dict[str, Any]:
-    """The stored claim with the allocation that the scheduler writes into its status."""
+    """The stored claim with the allocation that the scheduler writes into its status. `share`: what a share takes of each capacity of
+    its device.
+    """
     result: dict[str, Any] = {"request": REQUEST, "driver": driver, "pool": node}
     if admin:
         result["adminAccess"] = True
+    if share is not None:
+        result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": dict(share)}
     return {
         **claim,
         "status": {

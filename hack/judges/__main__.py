@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from hack.judges import allocator, hwloc, impossible, mig, places
+from hack.judges import allocator, hwloc, impossible, mig, places, shares
 
 JUDGES: Mapping[str, Callable[[Sequence[str]], int]] = {
     "allocator": allocator.main,
@@ -14,9 +14,10 @@ JUDGES: Mapping[str, Callable[[Sequence[str]], int]] = {
     "impossible": impossible.main,
     "mig": mig.main,
     "places": places.main,
+    "shares": shares.main,
 }
 
-USAGE = """usage: hack/oracle [allocator|hwloc|impossible|mig|places] [option ...]
+USAGE = """usage: hack/oracle [allocator|hwloc|impossible|mig|places|shares] [option ...]
 
 Judges that are not ours. Without a name all of them, as short as they can be.
 
@@ -25,6 +26,7 @@ Judges that are not ours. Without a name all of them, as short as they can be.
   impossible  what claims for parts of GPUs that do not fit cost upstream's allocator
   mig         what upstream's allocator gives away of divided GPUs, prepared by an agent that is killed now and then
   places      upstream's allocator over random claims for parts of GPUs: the order of places against other orders
+  shares      what upstream's allocator gives away of shared GPUs, prepared by an agent that is killed now and then
 
 Go and hwloc are fetched where they are missing. Exit status 1: a judge found against us, or could not judge.
 
@@ -34,6 +36,7 @@ examples:
   hack/oracle allocator --claims 2000 --sequences 20 --kinds dgx-1-v100     a long run
   hack/oracle hwloc --help
   hack/oracle mig --steps 10000                                             an hour
+  hack/oracle shares --steps 10000
   hack/oracle impossible --most 9 dgx-h100 h100-16-pcie
   hack/oracle places --claims 1000 --sequences 4 dgx-h100 dgx-a100-divided rtx-pro-4
 """
