@@ -28,7 +28,8 @@ def make(
     root: Path, pod_uid: str, *, qos: Qos = "burstable", driver: Driver = "cgroupfs", hand_down: bool = True
 ) -> Path:
     """Make the cgroup of a pod, with all above it; its folder. What is there already stays. `root`: of the hierarchy. `hand_down`:
-    whether cgroups above hand the dmem controller down, if there is one.
+    whether cgroups above hand the dmem controller down, if there is one: kubelet has every controller of the root handed down
+    (CreateCgroupPath of github.com/opencontainers/cgroups, fs2/create.go), others may not.
 
     ValueError for a UID that is none, and for a hierarchy of the kernel.
     """
