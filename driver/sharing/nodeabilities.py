@@ -9,12 +9,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from discovery import model
 from driver.sharing import abilities
 from driver.sharing.abilities import Abilities
 from driver.sharing.shares import Compute, Memory
+
+_Level = TypeVar("_Level", Memory, Compute)
 
 MEMORY_LIMITS_DRIVER = 615
 """The first driver that limits the memory of cgroups."""
@@ -37,33 +41,43 @@ class Means:
     mps_passing: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """Why a level cannot be had. `passes`: perhaps it can soon, without anybody doing anything."""
+
+    reason: str
+    passes: bool = False
+
+
 def node_abilities(gpu: model.Gpu, snapshot: model.Snapshot, means: Means) -> Abilities:
-    """What can be enforced of the shares of a GPU, or, where it is divided by MIG, of its instances."""
+    """What can be enforced of the shares of a GPU, or, where it is divided by MIG, of its instances. What could not be read, and is
+    told otherwise as a rule, may pass.
+    """
     if gpu.state is not model.GpuState.READY:
         away = abilities.without(f"the GPU cannot be used now ({gpu.state})", passing=True)
         return replace(away, mps_clients=_clients(snapshot.nvidia_driver))
-    mps, legacy, turns = _mps_v3(gpu, means), _mps_legacy(gpu, means), _turns(gpu, means)
-    by_cgroup = _cgroup(gpu, snapshot)
-    memory = {Memory.CGROUP: by_cgroup, Memory.MPS: mps, Memory.COOPERATIVE: legacy}
-    compute = {Compute.MPS: mps, Compute.COOPERATIVE: legacy, Compute.TIMESLICE: turns}
-    v3 = means.mps_passing and mps is not None and mps == means.mps_v3
-    v2 = means.mps_passing and legacy is not None and legacy == means.mps_legacy
+    mps, legacy = _mps_v3(gpu, means), _mps_legacy(gpu, means)
+    memory = _found({Memory.CGROUP: _cgroup(gpu, snapshot), Memory.MPS: mps, Memory.COOPERATIVE: legacy})
+    compute = _found({Compute.MPS: mps, Compute.COOPERATIVE: legacy, Compute.TIMESLICE: _turns(gpu, means)})
     return Abilities(
-        memory={level: why for level, why in memory.items() if why is not None},
-        compute={level: why for level, why in compute.items() if why is not None},
-        passing_memory=frozenset((*((Memory.MPS,) if v3 else ()), *((Memory.COOPERATIVE,) if v2 else ()))),
-        passing_compute=frozenset((*((Compute.MPS,) if v3 else ()), *((Compute.COOPERATIVE,) if v2 else ()))),
+        memory={level: why.reason for level, why in memory.items()},
+        compute={level: why.reason for level, why in compute.items()},
+        passing_memory=frozenset(level for level, why in memory.items() if why.passes),
+        passing_compute=frozenset(level for level, why in compute.items() if why.passes),
         mps_clients=_clients(snapshot.nvidia_driver),
     )
 
 
-def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot) -> str | None:
+def _found(levels: Mapping[_Level, _Why | None]) -> dict[_Level, _Why]:
+    return {level: why for level, why in levels.items() if why is not None}
+
+
+def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot) -> _Why | None:
     if _divided(gpu):
-        return "the driver limits the memory of no MIG instance by cgroup"
+        return _Why("the driver limits the memory of no MIG instance by cgroup")
     reasons = []
     driver = snapshot.nvidia_driver
-    old = driver is not None and _is_older(driver.version)
-    if driver is not None and old and not gpu.memory_limits:
+    if driver is not None and _is_older(driver.version) and not gpu.memory_limits:
         reasons.append(
             f"driver {driver.version} is older than {MEMORY_LIMITS_DRIVER}, which brought memory limits of cgroups"
         )
@@ -71,52 +85,59 @@ def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot) -> str | None:
         reasons.append(
             "this node has cgroup v1, and it takes v2: boot it with systemd.unified_cgroup_hierarchy=1, or use a newer system"
         )
-    elif snapshot.host.cgroup is None and not reasons:
-        reasons.append(
-            "it is not known that this node has cgroup v2: is the host's /sys/fs/cgroup visible to the agent?"
-        )
-    if not reasons and not gpu.memory_limits:
-        reasons.append(
-            "the driver has no memory limits for this GPU"
-            if gpu.memory_limits is False
-            else "the driver does not tell whether it limits the memory of cgroups on this GPU"
-        )
-    return ", and ".join(reasons) or None
+    if reasons:
+        return _Why(", and ".join(reasons))
+    if snapshot.host.cgroup is None:
+        asked = "is the host's /sys/fs/cgroup visible to the agent?"
+        return _Why(f"it is not known that this node has cgroup v2: {asked}", passes=True)
+    if gpu.memory_limits is None:
+        return _Why("the driver does not tell whether it limits the memory of cgroups on this GPU", passes=True)
+    return None if gpu.memory_limits else _Why("the driver has no memory limits for this GPU")
 
 
-def _mps_v3(gpu: model.Gpu, means: Means) -> str | None:
+def _mps_v3(gpu: model.Gpu, means: Means) -> _Why | None:
     if _divided(gpu):
-        return (
+        return _Why(
             "a program on a MIG instance can leave MPS, as an instance has no exclusive compute mode: by MPS it is cooperative at"
             " most"
         )
-    return _no_clients(gpu) or means.mps_v3
+    return _no_clients(gpu) or _unless(means.mps_v3, passes=means.mps_passing)
 
 
-def _mps_legacy(gpu: model.Gpu, means: Means) -> str | None:
-    return _no_clients(gpu) or means.mps_legacy
+def _mps_legacy(gpu: model.Gpu, means: Means) -> _Why | None:
+    return _no_clients(gpu) or _unless(means.mps_legacy, passes=means.mps_passing)
 
 
-def _no_clients(gpu: model.Gpu) -> str | None:
+def _no_clients(gpu: model.Gpu) -> _Why | None:
     """Why MPS does not hold its clients to a share of this GPU, whatever the supervisor can do."""
     if gpu.compute_capability is None:
-        return "the compute capability of this GPU is not known, and MPS has limits from Volta (7.0) on"
+        return _Why(
+            "the compute capability of this GPU is not known, and MPS has limits from Volta (7.0) on", passes=True
+        )
     if gpu.compute_capability < _VOLTA:
-        return f"MPS has limits from Volta on, and this GPU is older ({gpu.architecture or _spelt(gpu.compute_capability)})"
+        return _Why(f"MPS has limits from Volta on, and this GPU is older ({_architecture(gpu)})")
     if gpu.compute_mode is None and not _divided(gpu):
-        return "the driver does not tell the compute mode of this GPU, which has to be exclusive where MPS shares it"
+        return _Why(
+            "the driver does not tell the compute mode of this GPU, which has to be exclusive where MPS shares it",
+            passes=True,
+        )
     return None
 
 
-def _turns(gpu: model.Gpu, means: Means) -> str | None:
+def _turns(gpu: model.Gpu, means: Means) -> _Why | None:
     if _divided(gpu):
-        return "the turns at a MIG instance cannot be set"
+        return _Why("the turns at a MIG instance cannot be set")
     if gpu.compute_capability is not None and gpu.compute_capability < _VOLTA:
-        return (
-            "the driver sets turns from Volta on, and this GPU is older"
-            f" ({gpu.architecture or _spelt(gpu.compute_capability)})"
-        )
-    return means.time_slices
+        return _Why(f"the driver sets turns from Volta on, and this GPU is older ({_architecture(gpu)})")
+    return _unless(means.time_slices)
+
+
+def _unless(reason: str | None, *, passes: bool = False) -> _Why | None:
+    return None if reason is None else _Why(reason, passes)
+
+
+def _architecture(gpu: model.Gpu) -> str:
+    return gpu.architecture or ".".join(map(str, gpu.compute_capability or ()))
 
 
 def _divided(gpu: model.Gpu) -> bool:
@@ -132,7 +153,3 @@ def _clients(driver: model.NvidiaDriver | None) -> int:
     if driver is None or driver.cuda_version is None or driver.cuda_version < _MORE_CLIENTS_CUDA:
         return abilities.MPS_CLIENTS
     return _MORE_CLIENTS
-
-
-def _spelt(capability: tuple[int, int]) -> str:
-    return f"{capability[0]}.{capability[1]}"

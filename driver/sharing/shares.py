@@ -2,8 +2,8 @@
 """Shares of a device: in which portions memory and compute are given out, and what keeps a claim inside its portion. Pure.
 
 Two levels of enforcement, apart: one for memory, one for compute, each listed from the strongest to the weakest. An admin names
-the weakest that is acceptable; the strongest that the node can do is used, and what is used is what is published. A level
-says only what is true of a container that does its best to get more than its share.
+the weakest that is acceptable; the strongest that the node can do is used, and what is used is what is published. Each
+level says what a container can do that does its best to get more than its share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ class Memory(StrEnum):
     CGROUP = "cgroup"
     """The driver counts all device memory of the pod's cgroup (nvmlDeviceSetMemoryLimits_v1, driver 615 and newer, cgroup v2)."""
     MPS = "mps"
-    """The server of MPS v3 holds the limit of the share's namespace (driver 615 and newer)."""
+    """The server of MPS v3 holds the limit of the share's namespace (driver 615 and newer). A program can drop it: one that names a
+    GPU which it has not in CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has no limit at all (NVIDIA Dynamo documentation, "Per-GPU Compute and
+    Memory Limits with MPS"), so this holds programs that do not try.
+    """
     COOPERATIVE = "cooperative"
     """Legacy MPS: a limit of each process, in an environment that the container can change."""
     NONE = "none"

@@ -60,6 +60,7 @@ def test_a_node_that_has_all_can_do_everything() -> None:
         ({"memory_limits": False}, "the driver has no memory limits for this GPU"),
         ({"memory_limits": None}, "the driver does not tell whether it limits the memory of cgroups"),
         ({"driver": None, "memory_limits": None}, "the driver does not tell whether"),
+        ({"cgroup": 1, "memory_limits": None}, "this node has cgroup v1"),
         ({"driver": model.NvidiaDriver(version="R615?"), "memory_limits": False}, "the driver has no memory limits"),
     ],
 )
@@ -67,7 +68,7 @@ def test_memory_by_cgroup_needs_driver_and_kernel(changes: dict[str, Any], said:
     found = can(**changes)
     assert missing(found) == ({"cgroup"}, set())
     assert found.memory[Memory.CGROUP].startswith(said)
-    assert not found.passing_memory
+    assert found.passing_memory == ({Memory.CGROUP} if "not known" in said or "not tell" in said else set())
 
 
 def test_all_that_keeps_a_level_away_is_said_at_once() -> None:
@@ -93,8 +94,17 @@ def test_volta_is_the_first_with_limits_for_clients() -> None:
     assert missing(pascal) == ({"mps", "cooperative"}, {"mps", "cooperative", "timeslice"})
     assert "(Pascal)" in pascal.compute[Compute.MPS]
     assert "(6.1)" in can(compute_capability=(6, 1), architecture=None).compute[Compute.MPS]
-    unknown = can(compute_capability=None)
+    assert not pascal.passing_compute
+
+
+@pytest.mark.parametrize("unread", ["compute_capability", "compute_mode"])
+def test_what_was_not_read_may_be_read_soon(unread: str) -> None:
+    """A call of NVML that fails once takes nothing away from a GPU that is shared."""
+    changes: dict[str, Any] = {unread: None}
+    unknown = can(**changes)
     assert missing(unknown) == ({"mps", "cooperative"}, {"mps", "cooperative"})
+    assert unknown.passing_memory == set(unknown.memory)
+    assert unknown.passing_compute == set(unknown.compute)
 
 
 def test_mps_needs_a_compute_mode_that_can_be_exclusive() -> None:
