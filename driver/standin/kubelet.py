@@ -23,7 +23,7 @@ from typing import Final, Self, TypeAlias
 import grpc
 
 from driver import values
-from driver.standin import kubelet_client, kubelet_health, kubelet_registry
+from driver.standin import kubelet_client, kubelet_health, kubelet_pods, kubelet_registry
 from driver.standin.kubelet_client import KubeletError
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class StandInKubelet:
         backoff_s: float = kubelet_registry.BACKOFF_FIRST_S,
         health_retry_s: float = kubelet_health.RETRY_S,
         clock: Callable[[], float] = time.monotonic,
+        pods: kubelet_pods.PodCgroups | None = None,
     ) -> None:
         self.registry_dir = kubelet_dir / "plugins_registry"
         self.health = kubelet_health.HealthBook(clock=clock)
@@ -83,6 +84,7 @@ class StandInKubelet:
         self._backoff_s = backoff_s
         self._health_retry_s = health_retry_s
         self._clock = clock
+        self._pods = pods
         self._changed = threading.Condition(threading.RLock())
         self._reset()
 
@@ -164,18 +166,42 @@ class StandInKubelet:
             return self.plugins(driver)
 
     def prepare(
-        self, driver: str, claims: Sequence[values.ClaimRef], *, timeout_s: float = kubelet_client.CALL_TIMEOUT_S
+        self,
+        driver: str,
+        claims: Sequence[values.ClaimRef],
+        *,
+        pod: str | None = None,
+        timeout_s: float = kubelet_client.CALL_TIMEOUT_S,
     ) -> kubelet_client.Prepared:
-        """One NodePrepareResources call for claims of a pod. Raises KubeletError as kubelet would fail the pod."""
+        """One NodePrepareResources call for claims of a pod. Raises KubeletError as kubelet would fail the pod. `pod`: its UID; its
+        cgroup is made before, as kubelet does (kubelet.go, SyncPod).
+        """
+        if pod is not None:
+            self._cgroups().make(pod)
         plugin = self._choose(driver)
         return plugin.client.prepare(claims, version=plugin.version, timeout_s=timeout_s)
 
     def unprepare(
-        self, driver: str, claims: Sequence[values.ClaimRef], *, timeout_s: float = kubelet_client.CALL_TIMEOUT_S
+        self,
+        driver: str,
+        claims: Sequence[values.ClaimRef],
+        *,
+        pod: str | None = None,
+        timeout_s: float = kubelet_client.CALL_TIMEOUT_S,
     ) -> kubelet_client.Unprepared:
-        """One NodeUnprepareResources call."""
+        """One NodeUnprepareResources call. `pod`: the UID of the pod that ended; its cgroup is removed after the call, unless a claim
+        could not be unprepared (kubelet.go, SyncTerminatingPod before SyncTerminatedPod).
+        """
         plugin = self._choose(driver)
-        return plugin.client.unprepare(claims, version=plugin.version, timeout_s=timeout_s)
+        answers = plugin.client.unprepare(claims, version=plugin.version, timeout_s=timeout_s)
+        if pod is not None and not any(isinstance(answer, values.Failed) for answer in answers.values()):
+            self._cgroups().remove(pod)
+        return answers
+
+    def _cgroups(self) -> kubelet_pods.PodCgroups:
+        if self._pods is None:
+            raise KubeletError("this kubelet has no cgroups for pods: give it a cgroup root")
+        return self._pods
 
     def chosen(self, driver: str) -> tuple[kubelet_registry.PluginInfo, kubelet_client.Version]:
         """Which instance would be called now, in which version: the last registered of those connected, else the last."""

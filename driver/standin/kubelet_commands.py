@@ -3,6 +3,7 @@
 
     {"id": 1, "op": "wait", "driver": "gpu.nearfield.dev", "instances": 1, "timeout_s": 20}
     {"id": 2, "op": "prepare", "driver": "gpu.nearfield.dev", "claims": [{"namespace": "n", "name": "c", "uid": "u"}]}
+         with "pod": "<UID>" the cgroup of that pod is made before, and removed after an unprepare (--cgroup-root)
     {"id": 3, "op": "unprepare", ...}     {"op": "plugins"}   {"op": "health"}, each with a driver
     {"id": 4, "op": "restart"}            {"op": "refused"}
     {"id": 5, "op": "stop"}               the end of stdin does the same
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from driver import values
-from driver.standin import kubelet, kubelet_client
+from driver.standin import kubelet, kubelet_client, kubelet_pods
 
 _HTTP_TIMEOUT_S = 10.0
 
@@ -93,9 +94,15 @@ class Commands:
                 options = {key: command[key] for key in ("instances", "timeout_s") if key in command}
                 return [_plain(info) for info in standin.wait_registered(driver, **options)]
             case "prepare":
-                return {uid: _plain(outcome) for uid, outcome in standin.prepare(driver, _claims(command)).items()}
+                return {
+                    uid: _plain(outcome)
+                    for uid, outcome in standin.prepare(driver, _claims(command), pod=_pod(command)).items()
+                }
             case "unprepare":
-                return {uid: _plain(outcome) for uid, outcome in standin.unprepare(driver, _claims(command)).items()}
+                return {
+                    uid: _plain(outcome)
+                    for uid, outcome in standin.unprepare(driver, _claims(command), pod=_pod(command)).items()
+                }
             case "health":
                 return [
                     {"pool": pool, "device": device, **_plain(health)}
@@ -121,6 +128,11 @@ def _claims(command: Mapping[str, Any]) -> list[values.ClaimRef]:
     ]
 
 
+def _pod(command: Mapping[str, Any]) -> str | None:
+    pod = command.get("pod")
+    return None if pod is None else str(pod)
+
+
 def _plain(value: object) -> dict[str, Any]:
     """A dataclass as JSON: an outcome that failed is {"error": ...}."""
     if isinstance(value, values.Failed):
@@ -139,6 +151,8 @@ def main() -> None:
     parser.add_argument("--token", default="", help="bearer token for the API server")
     parser.add_argument("--node-name", help="whose slices it wipes there")
     parser.add_argument("--wipe-delay-s", type=float, default=kubelet.WIPE_DELAY_S, help="default %(default)s")
+    parser.add_argument("--cgroup-root", type=Path, help="hierarchy of a rendered machine for the cgroups of pods")
+    parser.add_argument("--cgroup-driver", choices=kubelet_pods.DRIVERS, default=kubelet_pods.DRIVERS[0])
     options = parser.parse_args()
     if (options.api_server is None) != (options.node_name is None):
         parser.error("--api-server and --node-name belong together")
@@ -146,5 +160,10 @@ def main() -> None:
     wiper = None
     if options.api_server:
         wiper = slice_wiper(options.api_server, options.node_name, token=options.token)
-    with kubelet.StandInKubelet(options.kubelet_dir, wipe_slices=wiper, wipe_delay_s=options.wipe_delay_s) as standin:
+    pods = None
+    if options.cgroup_root is not None:
+        pods = kubelet_pods.PodCgroups(options.cgroup_root, driver=options.cgroup_driver)
+    with kubelet.StandInKubelet(
+        options.kubelet_dir, wipe_slices=wiper, wipe_delay_s=options.wipe_delay_s, pods=pods
+    ) as standin:
         Commands(standin, source=sys.stdin, target=sys.stdout).serve()

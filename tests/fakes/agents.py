@@ -16,12 +16,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from driver import values
-from driver.standin import apiserver, kubelet
+from driver.standin import apiserver, kubelet, kubelet_pods
 
 NODE = "n1"
 NAMESPACE = "ml"
@@ -120,8 +121,46 @@ class Node:
         self._stack.callback(agent.process.kill)
         return agent
 
-    def kubelet(self) -> kubelet.StandInKubelet:
-        return self._stack.enter_context(kubelet.StandInKubelet(self.kubelet_dir))
+    def kubelet(self, pods: kubelet_pods.PodCgroups | None = None) -> kubelet.StandInKubelet:
+        return self._stack.enter_context(kubelet.StandInKubelet(self.kubelet_dir, pods=pods))
+
+    @property
+    def cgroup_root(self) -> Path:
+        """The cgroups of the mock machine."""
+        return self.mock_dir / "sys/fs/cgroup"
+
+    def share(
+        self, name: str, device: str, *, memory: str = "8Gi", compute: str | None = "25", pods: Sequence[str] = ()
+    ) -> values.ClaimRef:
+        """A claim with a share of a device, reserved for pods by their UIDs."""
+        consumed = {"memory": memory, "shares": "1"} | ({} if compute is None else {"compute": compute})
+        requests = {name: amount for name, amount in consumed.items() if name != "shares"}
+        exactly = {"deviceClassName": "share", "capacity": {"requests": requests}}
+        stored = self.api.seed(
+            "resourceclaims",
+            {
+                "metadata": {"name": name, "namespace": NAMESPACE},
+                "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+                "status": {
+                    "allocation": {
+                        "devices": {
+                            "results": [
+                                {
+                                    "request": "gpu",
+                                    "driver": values.DRIVER_NAME,
+                                    "pool": NODE,
+                                    "device": device,
+                                    "shareID": str(uuid.uuid4()),
+                                    "consumedCapacity": consumed,
+                                }
+                            ]
+                        }
+                    },
+                    "reservedFor": [{"resource": "pods", "name": f"pod-{pod[:8]}", "uid": pod} for pod in pods],
+                },
+            },
+        )
+        return values.ClaimRef(uid=values.ClaimUid(stored["metadata"]["uid"]), namespace=NAMESPACE, name=name)
 
     def slices(self) -> list[dict[str, Any]]:
         """The agent's slices, whole pools only."""

@@ -29,7 +29,7 @@ import grpc
 import pytest
 
 from driver import values
-from driver.standin import apiserver, kubelet, kubelet_client, kubelet_health, kubelet_registry
+from driver.standin import apiserver, kubelet, kubelet_client, kubelet_health, kubelet_pods, kubelet_registry
 from driver.standin.kubelet_client import KubeletError
 from proto.dra.v1 import api_pb2 as dra_v1
 from proto.dra_health.v1 import api_pb2 as health_v1
@@ -622,6 +622,33 @@ def test_process(root: Path) -> None:
         assert ask({"op": "restart"}) == {"id": None, "ok": True, "result": None}
         assert ask({"op": "wait", "driver": DRIVER})["ok"]
         assert ask({"op": "refused"})["result"] == {}
+
+
+def test_the_cgroup_of_a_pod_is_there_before_prepare_and_stays_until_its_claims_are_unprepared(
+    root: Path, tmp_path: Path
+) -> None:
+    claim, pod = kubelet_side.claim(1), "0c9a4d1e-7b1f-4c55-9f5e-2b8f0f6c1a2b"
+    folder = tmp_path / "kubepods" / "burstable" / f"pod{pod}"
+    seen: list[bool] = []
+
+    def prepare(request: dra_v1.NodePrepareResourcesRequest, _context: grpc.ServicerContext) -> Any:
+        seen.append(folder.is_dir())
+        return answers(request)
+
+    pods = kubelet_pods.PodCgroups(tmp_path)
+    with standin(root, pods=pods) as node, running(OtherPlugin(root, prepare=prepare)):
+        node.wait_registered(DRIVER)
+        node.prepare(DRIVER, [claim], pod=pod)
+        assert seen == [True]
+        with pytest.raises(KubeletError, match="UNIMPLEMENTED"):
+            node.unprepare(DRIVER, [claim], pod=pod)
+        assert folder.is_dir()
+        pods.remove(pod)
+        assert not folder.exists()
+        with pytest.raises(KubeletError, match="is no UID"):
+            node.prepare(DRIVER, [claim], pod="../up")
+    with standin(root) as node, pytest.raises(KubeletError, match="cgroup root"):
+        node.prepare(DRIVER, [claim], pod=pod)
 
 
 def test_process_says_what_is_no_command(root: Path) -> None:
