@@ -2,18 +2,21 @@
 """What was published, from the record, for who decides on policies.
 
 - wholes, parts made at need and static ones are told apart, with the identity of their GPU
+- what is given out in shares is so under its policy, also an instance that is too small for two steps
 - what cannot be read is left out; what is saved is told of
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import pytest
 
 from driver.app import sharing, standing
 from driver.prepare import plan
 from driver.publish import absent, devices
-from driver.sharing import effective
+from driver.sharing import effective, shares
 from driver.sharing.rules import Mode, Policy, Rule
 from tests.fakes import divided, publishing
 
@@ -59,6 +62,30 @@ def test_what_older_versions_published_is_whole_and_exclusive() -> None:
     assert (whole.name, whole.mode, whole.profile) == ("gpu-0000-02-00-0", Mode.EXCLUSIVE, None)
 
 
+@pytest.mark.parametrize("compute_step", [5, 25])
+def test_what_is_shared_is_so_by_its_policy(compute_step: int) -> None:
+    """An instance of 12 percent has no two steps of 25, and its policy is the same."""
+    division = shares.Shares(
+        memory_step=1 << 30,
+        compute_step=compute_step,
+        max_sharers=8,
+        memory=shares.Memory.NONE,
+        compute=shares.Compute.NONE,
+    )
+    enforcement = shares.Enforcement(memory=shares.Memory.COOPERATIVE, compute=shares.Compute.NONE)
+    gpus = {Mode.SHARES: publishing.gpu(1), Mode.MIG_STATIC: divided.gpu(2, divided.instance(19, 0))}
+    offer = devices.build_offer(
+        publishing.snapshot(*gpus.values()),
+        options=publishing.OPTIONS,
+        policies={
+            gpu.address: Policy(mode=mode, shares=division, enforcement=enforcement) for mode, gpu in gpus.items()
+        },
+    )
+    found = standing.read(absent.to_json({device.name: device for device in offer.devices}))
+    assert {device.mode for device in found} == gpus.keys()
+    assert {(device.shares, device.enforcement) for device in found} == {(division, enforcement)}
+
+
 class Record:
     def __init__(self, body: Mapping[str, Any]) -> None:
         self.body = body
@@ -69,9 +96,9 @@ class Record:
     def save_published(self, published: Mapping[str, Any], /) -> None:
         self.body = published
 
-    def holders(self, names: Collection[str], /) -> Mapping[str, plan.Holder]:
+    def holders(self, names: Collection[str], /) -> Sequence[plan.Holder]:
         assert names
-        return {}
+        return ()
 
 
 def test_what_is_saved_counts_from_then_on() -> None:
