@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from discovery import work
+from discovery import address, work
 from discovery.errors import WorkError
 from driver import values
 from driver.errors import ApiError, ApiReason, ClaimError, RecordError
@@ -182,7 +182,8 @@ class Attempts:
         logger.warning("Its MIG instances of %s are gone: was the driver reloaded?", ", ".join(sorted(lost)))
         gpus = {name: self._index.find(name) for name in {values.gpu_of(name) for name in lost}}
         mine = {device.name for device in entry.devices if device.name in lost and entry.partition_of(device)}
-        with self._locks.gpus(plan.addresses(gpus.values()), patience=call):
+        places = {address.parse(device.address) for device in entry.devices}
+        with self._locks.gpus(places, patience=call):
             planned = self._accepted(plan.seen_again(entry, {name: self._index.find(name) for name in lost - mine}))
             if mine:
                 toggle = {name: isinstance(gpu, plan.GpuDevice) and gpu.toggle for name, gpu in gpus.items()}

@@ -9,15 +9,16 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from discovery import work
+from discovery import mig, work
 from discovery.errors import WorkError
 from driver import values
-from driver.prepare import ledger, shareuse, store
+from driver.prepare import ledger, locks, plan, shareuse, store
 from driver.sharing import shares
 from tests.fakes import preparing
 from tests.fakes.preparing import NAMES, Agent, ref, share, share_id
@@ -310,6 +311,57 @@ def test_shares_in_one_container_have_variables_of_their_own(tmp_path: Path) -> 
     assert sorted(seen.values()) == ["GPU-0", "GPU-0", "GPU-1", "GPU-1"]
     assert len(folders) == 4
     agent.stop()
+
+
+CAPS = tuple(mig.CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{n}", major=237, minor=n) for n in (66, 67))
+
+
+def static(agent: Agent, uuid: str) -> str:
+    """Have somebody make an instance that is shared by MPS; its device name."""
+    agent.index.divide()
+    agent.index.share(memory=shares.Memory.MPS, compute=shares.Compute.MPS)
+    name = preparing.part_name(0, 9, 4)
+    device = agent.index.devices[name]
+    assert isinstance(device, plan.PartitionDevice)
+    made = mig.MigInstance(
+        gpu_instance=1, profile_id=9, placement=device.place, compute_instance=0, uuid=uuid, nodes=CAPS
+    )
+    agent.index.devices[name] = replace(device, dynamic=False, instance=made)
+    return name
+
+
+def test_an_instance_that_somebody_has_made_again_is_set_again(tmp_path: Path) -> None:
+    agent = started(tmp_path)
+    name = static(agent, "MIG-1")
+    claims = [
+        agent.api.allocate_shares(ref(number), share(name, share_id(number), memory="4Gi", compute="5"))
+        for number in (1, 2)
+    ]
+    for claim in claims:
+        assert hasattr(agent.prepare(claim), "devices")
+    assert agent.enforcer.there()[claims[0].uid]["shares"] == {share_id(1): [name, "MIG-1", 4 << 30, 35]}
+    static(agent, "MIG-2")
+    assert hasattr(agent.prepare(claims[0]), "devices")
+    assert agent.enforcer.there()[claims[0].uid]["shares"] == {share_id(1): [name, "MIG-2", 4 << 30, 35]}
+    assert agent.enforcer.calls[-1].others == frozenset({claims[1].uid})
+    kept = agent.record.get(claims[0].uid)
+    assert kept is not None
+    assert kept.devices[0].room == ledger.Room(memory=(10 << 30) + (1 << 29), compute=14, sharers=8)
+    third = agent.api.allocate_shares(ref(3), share(name, share_id(3), memory="4Gi", compute="5"))
+    assert "10.5Gi of memory, 14 percent" in agent.prepare(third).message
+    assert f"held by {claims[0]}" in agent.prepare(agent.api.allocate(ref(4), NAMES[0])).message
+    agent.stop()
+
+
+def test_an_unprepare_that_cannot_have_its_gpu_is_done_behind(agent: CountingAgent) -> None:
+    claim = agent.api.allocate_shares(ref(1), share(NAMES[0], share_id(1)))
+    agent.prepare(claim)
+    with agent.locks.gpus([preparing.ADDRESSES[0]], patience=locks.Deadline(5)):
+        assert isinstance(agent.unprepare(claim, seconds=0.6), values.Unprepared)
+        assert agent.record.releasing() == (claim.uid,)
+        assert [call.name for call in agent.enforcer.calls] == ["apply"]
+    agent.releaser._attempt(claim.uid)
+    assert (agent.enforcer.there(), agent.prepared_uids()) == ({}, set())
 
 
 ROUNDS = 140
