@@ -24,9 +24,23 @@ def require(site: Site, *names: str) -> None:
             # Not the name of the slice that the agent published here, which a dry run too must not take.
             body["metadata"]["name"] = f"dry-run-{number}-{body['metadata']['name']}"
         sent += bodies
+    assert _stored(site, sent) == [item["spec"] for item in sent]
+
+
+def require_shared(site: Site, machine: str, config: str) -> tuple[Json, ...]:
+    """The server accepts the slices of a machine whose GPUs are shared, and keeps every field. The devices."""
+    sent = list(yaml.safe_load_all(machines.slices(machine, site.node_name, config)))
+    for body in sent:
+        body["metadata"]["name"] = f"dry-run-{body['metadata']['name']}"
+    assert _stored(site, sent) == [item["spec"] for item in sent]
+    return tuple(device for body in sent for device in body["spec"]["devices"])
+
+
+def _stored(site: Site, sent: Sequence[Json]) -> list[Json]:
+    """The specs that the server would keep."""
     text = yaml.safe_dump_all(sent)
     answered = site.cluster.kubectl("create", "--dry-run=server", "-o", "yaml", "-f", "-", stdin=text)
-    assert [item["spec"] for item in yaml.safe_load_all(answered)] == [item["spec"] for item in sent]
+    return [item["spec"] for item in yaml.safe_load_all(answered)]
 
 
 def whole(space: Space, objects: Sequence[Json]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import yaml
 
 from tests.e2e.kit import agent as agents
+from tests.e2e.kit import machines
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 
@@ -37,8 +38,13 @@ def objects(
     edit: Callable[[Json], None] | None = None,
     **sections: object,
 ) -> list[Json]:
-    """The manifests with these sections. `edit` changes the pod template."""
-    found = site.agent.manifests(machine=machine, env=env, edit=edit)
+    """The manifests with these sections. `machine`: of the zoo, or a file of tests/e2e/machines; `edit` changes the pod template."""
+    own = machine.endswith(".yaml")
+    place = f"{machines.MOUNTED}/{machine}" if own else machine
+    found = site.agent.manifests(machine=place, env=env, edit=edit)
+    if own:
+        (mock,) = (body for body in found if body["kind"] == "ConfigMap" and "machine" in body["data"])
+        mock["data"][machine] = (machines.OWN / machine).read_text()
     (ours,) = (body for body in found if (body["kind"], body["metadata"]["name"]) == ("ConfigMap", NAME))
     ours["data"] = {FILE: _text(sections)}
     return found

@@ -58,10 +58,11 @@ def names() -> tuple[str, ...]:
 
 
 @functools.cache
-def slices(machine: str, node_name: str) -> str:
-    """What `nearfield slices -o yaml` prints of one."""
+def slices(machine: str, node_name: str, config: str | None = None) -> str:
+    """What `nearfield slices -o yaml` prints of one, with a configuration file."""
     nearfield = str(Path(sys.executable).with_name("nearfield"))
-    command = [nearfield, "slices", "--mock", machine, "--node-name", node_name, "-o", "yaml"]
+    more = ("--config", config) if config is not None else ()
+    command = [nearfield, "slices", "--mock", machine, "--node-name", node_name, "-o", "yaml", *more]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
