@@ -32,8 +32,11 @@ ROUND_S = 60.0
 TURNS_EVERY = 10
 """In how many rounds turns are set again: that takes a program, and no call tells cheaply what they are."""
 
+_SETTLE_S = 0.05
+"""How long to wait for more after a claim was prepared: a node that starts all its pods at once is looked at some times, not for each."""
+
 _GPU_PATIENCE_S = 1.0
-_WORK_S = 10.0
+_WORK_S = 5.0
 _JOIN_S = 10.0
 _RECORD_S = 30.0
 
@@ -144,6 +147,7 @@ class Keeper:
         self._joining = joining.Joining(api, self, stop=stop)
         self._told = telling.Telling(events)
         self._woken = threading.Event()
+        self._woken.set()
         self._followed: tuple[ledger.Entry, ...] | None = None
         self._due_s = float("-inf")
         self._rounds = 0
@@ -182,10 +186,9 @@ class Keeper:
         for work, name in ((self._mps.run, "mps"), (self._joining.run, "joining")):
             threading.Thread(target=work, name=name, daemon=True).start()
         while not self._stop.is_set():
-            self._woken.wait(self._look_s)
-            self._woken.clear()
-            if self._stop.is_set():
+            if self._woken.wait(self._look_s) and self._stop.wait(_SETTLE_S):
                 break
+            self._woken.clear()
             try:
                 self.look()
             except RecordError as error:

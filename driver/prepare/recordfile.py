@@ -196,6 +196,11 @@ def read_entries(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:
     return tuple(ledger.from_columns(columns) for columns in _read_columns(connection))
 
 
+def any_sharing(connection: sqlite3.Connection) -> bool:
+    """Whether there is any share."""
+    return connection.execute("SELECT 1 FROM sharings LIMIT 1").fetchone() is not None
+
+
 def read_sharing(connection: sqlite3.Connection) -> tuple[ledger.Entry, ...]:
     """The entries that have a share of a device, by claim UID. Raises DamagedError."""
     rows = connection.execute(_SHARING)

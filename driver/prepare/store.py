@@ -169,6 +169,8 @@ class Store:
 
     def sharing(self) -> tuple[ledger.Entry, ...]:
         """The entries that have a share of a device, by claim UID."""
+        if not self._read(recordfile.any_sharing):
+            return ()
         return self._read(recordfile.read_sharing, apart=True)
 
     def summaries(self) -> tuple[Summary, ...]:
