@@ -8,6 +8,7 @@ before, whoever that is and however often a call is repeated or cut off; pods, G
 from __future__ import annotations
 
 import itertools
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from discovery.errors import WorkError
 from discovery.limits import ComputeMode
 from discovery.mig import MigPlacement
 from driver.errors import MpsError
+from driver.mps import client
 from driver.prepare import cgroups, enforcing, gpusettings, ledger, modes
 from driver.sharing.shares import Compute, Enforcement, Memory, TimeSlice
 from tests.fakes import keeping
@@ -186,6 +188,26 @@ def test_a_supervisor_that_has_ended_took_its_shares_with_it_and_one_that_hangs_
     node.supervisor.down = True
     node.unprepare(entry)
     assert node.limiting.modes[GPU] is ComputeMode.DEFAULT
+
+
+def test_the_real_client_tells_that_nobody_listens(node: Node, tmp_path: Path) -> None:
+    entry = share(1, by=MPS)
+    node.prepare(entry)
+    enforcer = enforcing.Enforcer(
+        node.limiting, client.Client(tmp_path / "none"), cgroups.Cgroups(node.pods.root), node.modes
+    )
+    with pytest.raises(WorkError, match="No MPS supervisor answers") as caught:
+        enforcer.apply(entry, [], begun=True, timeout_s=T)
+    assert caught.value.retryable
+    enforcer.undo(entry, [], timeout_s=T)
+    assert node.limiting.modes[GPU] is ComputeMode.DEFAULT
+    left = tmp_path / "mps"
+    left.mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(left / "supervisor.sock"))
+    enforcing.Enforcer(node.limiting, client.Client(left), cgroups.Cgroups(node.pods.root), node.modes).undo(
+        entry, [], timeout_s=T
+    )
 
 
 def test_what_was_set_before_a_reboot_is_not_restored(node: Node) -> None:
