@@ -113,7 +113,7 @@ def parse(parameters: Any, *, where: str) -> ClaimConfig:
     if document.raw("apiVersion") != API_VERSION or document.raw("kind") != KIND:
         raise ClaimError(
             f"{where} is of apiVersion {_shown(document.raw('apiVersion'))} and kind {_shown(document.raw('kind'))}, and this driver "
-            f"knows {API_VERSION}, kind {KIND}, only"
+            f"knows {API_VERSION}, kind {KIND}, only; change it, or take it out"
         )
     document.allow("apiVersion", "kind", "memory", "compute", "require", "mps")
     memory = document.child("memory", "limit", "softLimit")

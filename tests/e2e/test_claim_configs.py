@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration in claims and classes. It is written by users and shown to them: what is wrong must be said where they look.
 
-- for our driver, in the claim, in the template or in the class: refused with its place and the next step, in an Event on the pod
-  and on the claim and in `kubectl describe`; the pod starts when the cause is gone;
+- for our driver and not as documented, in the claim, in the template or in the class: refused with its place and the next step, in
+  an Event on the pod and on the claim and in `kubectl describe`; the pod starts when the cause is gone;
 - for another driver, or for a subrequest that was not chosen: none of our business;
 - a claim by its name, kept over pods.
 """
@@ -50,8 +50,9 @@ def test_configuration_in_a_claim_is_refused_with_the_next_step(site: Site, spac
         "c",
         f"{space.name}/c",
         "status.allocation.devices.config[0].opaque.parameters",
-        "apiVersion 'gpu.example.com/v1' and kind 'GpuConfig'",
-        "Remove it from the claim",
+        'apiVersion "gpu.example.com/v1" and kind "GpuConfig"',
+        "(from the claim)",
+        "change it, or take it out",
     )
     assert site.disk.record() == ()
     assert site.kubelet.calls("NodePrepareResources", code="OK") >= 1  # an error of one claim is no error of the call
@@ -63,7 +64,7 @@ def test_configuration_in_a_template_is_refused_too(site: Site, space: Space) ->
     claim = site.api.wait(
         "Pod", "p", space.name, until=lambda pod: pod["status"].get("resourceClaimStatuses"), what="with its claim"
     )["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
-    refused(site, space, "p", claim, "apiVersion missing and kind missing", "Remove it from the claim")
+    refused(site, space, "p", claim, "apiVersion null and kind null", "(from the claim)")
     space.delete("Pod", "p")
 
 
@@ -85,7 +86,7 @@ def test_configuration_in_a_class_is_refused_and_the_class_is_named(site: Site, 
         make.pod("p", claims={"gpu": "c"}),
         make.pod("neighbour", claims={"gpu": "template:good"}),
     )
-    refused(site, space, "p", "c", "Remove it from its DeviceClass")
+    refused(site, space, "p", "c", "(from its DeviceClass)")
     space.running("neighbour")
     # The administrator mends the class, the user makes claim and pod again: an allocation keeps the configuration it was made with.
     space.delete("Pod", "p")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -304,3 +305,21 @@ def test_a_folder_that_goes_while_the_agent_runs_is_made_again(folder: Folder) -
     assert folder.files.write(CLAIM) == str(folder.of(CLAIM))
     shutil.rmtree(folder.files.path.parent)
     assert folder.files.write(CLAIM) == str(folder.of(CLAIM))
+
+
+def test_the_page_tells_what_a_share_has() -> None:
+    page = (Path(__file__).parents[4] / "docs/metadata.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+` ?)+)\|", page, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    (request,) = documents(entry(*marked(result(share=USE, share_id="aaaa"))), {})["gpu.json"]["requests"]
+    own = request["devices"][0]["attributes"]
+    assert told == own.keys()
+    (block,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = json.loads(block)
+    assert (shown["kind"], shown["apiVersion"]) == ("DeviceMetadata", metadata.VERSIONS[0])
+    (device,) = shown["requests"][0]["devices"]
+    assert {name: list(value) for name, value in own.items()}.items() <= {
+        name: list(value) for name, value in device["attributes"].items()
+    }.items()
+    for described in ("resourceclaims/NAME", "resourceclaimtemplates/NAME"):
+        assert f"`{metadata.container_path(described, 'REQUEST', DRIVER)}`" in page
