@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -61,19 +62,30 @@ def _names(root: Path, pod_uid: str, qos: Qos, driver: Driver) -> tuple[str, ...
 
 
 def _made(root: Path, folder: Path, *, hand_down: bool) -> Path:
-    """A cgroup with its files, those of version 2 if it is one of that."""
+    """A cgroup, which comes with its files at once; those of version 2 if it is one of that."""
     if folder.is_dir():
         return folder
-    folder.mkdir(mode=0o755)
-    (folder / "cgroup.procs").touch()
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    new.chmod(0o755)
+    for name, text in _files(root, hand_down=hand_down).items():
+        (new / name).write_text(text)
+    try:
+        new.rename(folder)
+    except OSError:
+        shutil.rmtree(new)
+        if not folder.is_dir():  # else somebody made it meanwhile
+            raise
+    return folder
+
+
+def _files(root: Path, *, hand_down: bool) -> dict[str, str]:
+    files = {"cgroup.procs": ""}
     try:
         controllers = (root / "cgroup.controllers").read_text().split()
     except FileNotFoundError:
-        return folder
-    down = [name for name in controllers if hand_down or name != dmem.CONTROLLER]
-    (folder / "cgroup.controllers").write_text(" ".join(down) + "\n")
-    (folder / "cgroup.subtree_control").write_text(" ".join(down) + "\n")
-    if dmem.CONTROLLER in down:
-        for name, text in dmem.files(dmem.regions(root)).items():
-            (folder / name).write_text(text)
-    return folder
+        return files
+    down = " ".join(name for name in controllers if hand_down or name != dmem.CONTROLLER) + "\n"
+    files |= {"cgroup.controllers": down, "cgroup.subtree_control": down}
+    if hand_down and dmem.CONTROLLER in controllers:
+        files |= dmem.files(dmem.regions(root))
+    return files

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,11 @@ def test_nor_one_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/sys/fs")
     with pytest.raises(ValueError, match="is no hierarchy"):
         podcgroups.make(tmp_path / "link", UID)
+
+
+def test_many_come_at_once(root: Path) -> None:
+    with futures.ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda number: podcgroups.make(root, f"pod-{number % 20}"), range(60)))
+    assert len(set(made)) == 20
+    assert all((folder / "dmem.max").is_file() for folder in made)
+    assert {path.name for path in root.iterdir()} == {"cgroup.controllers", "dmem.capacity", "kubepods"}
