@@ -205,6 +205,8 @@ class Daemon:
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
+        if self._setting.multiuser and self._setting.protocol == 2:
+            path.chmod(0o666)
         listener.listen(64)
         self._sockets[place] = listener
         self._selector.register(listener, selectors.EVENT_READ, (place, listener))

@@ -323,7 +323,7 @@ def _shown(memory: int | None) -> str:
 
 def _change(limits: Namespace, given: _Given) -> None:
     """Set limits, all or none."""
-    if not given.options:
+    if not given.options.keys() - {"server"}:
         raise RefusedError("At least one option is required")
     memory, threads, priority = limits.memory, limits.threads, limits.priority
     for name, value in given.options.items():

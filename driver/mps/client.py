@@ -45,12 +45,16 @@ class Client:
         with self._lock:
             if self._known is not None and self._clock() < self._known[0]:
                 return self._known[1]
+            began = self._clock()
             try:
-                with self._conversation(self._clock() + HELLO_S) as talk:
+                with self._conversation(began + HELLO_S) as talk:
                     ability = talk.ability
             except MpsError:
                 ability = None
-            self._known = (self._clock() + (UNKNOWN_S if ability is None else KNOWN_S), ability)
+            # One that hangs is not asked all the time: that would hold up whoever asks.
+            now = self._clock()
+            hold_s = UNKNOWN_S if ability is None and now - began < HELLO_S else KNOWN_S
+            self._known = (now + hold_s, ability)
             return ability
 
     def place(self, share: shares.Share, *, timeout_s: float) -> None:
@@ -77,7 +81,7 @@ class Client:
         return failed
 
     def remove(self, device: str, share_id: str, *, timeout_s: float) -> None:
-        """Have a share gone, and the programs that use it ended; with the last one of a device goes its daemon. Idempotent."""
+        """Have a share gone, with MPS v3 also the programs that use it; with the last one of a device goes its daemon. Idempotent."""
         deadline = self._clock() + timeout_s
         with self._conversation(deadline) as talk:
             talk.ask(

@@ -31,6 +31,9 @@ END_S = 3.0
 _FIRST_S = 0.05
 _VERSIONS = {Protocol.V3: "3", Protocol.LEGACY: "2"}
 _LOG_BYTES = 2048
+_LOG_MAX_BYTES = 1 << 20
+"""Every command is logged, also those with which a daemon is looked at; the logs lie in memory."""
+
 _LOG_LINES = 3
 
 
@@ -103,11 +106,21 @@ class Daemon:
             self._settle(process, asked=self._quit())
         leftovers.end(lambda pipes: pipes == self.pipes)
 
+    def trim_logs(self) -> None:
+        """Begin logs anew that have become long."""
+        for path in self._logs():
+            with contextlib.suppress(OSError):
+                if path.stat().st_size > _LOG_MAX_BYTES:
+                    os.truncate(path, 0)
+
+    def _logs(self) -> tuple[Path, ...]:
+        server = self._log / shares.SERVER if self._protocol is Protocol.V3 else self._log
+        return (self._output, self._log / "control.log", server / "server.log")
+
     def last_words(self) -> str:
         """The end of the logs of daemon and server, on one line."""
         lines: list[str] = []
-        server = self._log / shares.SERVER / "server.log" if self._protocol is Protocol.V3 else self._log / "server.log"
-        for path in (self._output, self._log / "control.log", server):
+        for path in self._logs():
             with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
                 lines += file.read(_LOG_BYTES).decode(errors="replace").splitlines()[-_LOG_LINES:]
@@ -137,7 +150,8 @@ class Daemon:
         shutil.rmtree(self._log, ignore_errors=True)
         self._log.mkdir(mode=0o700)
         # Reached through a mount alone, whatever uid the container has.
-        self.pipes.mkdir(mode=0o755, exist_ok=True)
+        self.pipes.mkdir(exist_ok=True)
+        self.pipes.chmod(0o755)
         for folder, _, names in os.walk(self.pipes):
             for name in names:
                 Path(folder, name).unlink(missing_ok=True)

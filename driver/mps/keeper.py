@@ -308,6 +308,7 @@ class Keeper:
 
     def _look(self, daemon: lives.Daemon) -> None:
         """See that a daemon has what it was given. What it does not have is given to it again."""
+        daemon.trim_logs()
         with self._condition:
             placed = dict(self._placed)
         try:

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,26 @@ def test_a_supervisor_that_never_answers_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(MpsError, match="did not answer status: no answer in time") as raised:
             client.Client(tmp_path / "m").status(timeout_s=0.1)
         assert raised.value.retryable
+    finally:
+        gate.set()
+        odd.close()
+
+
+def test_a_supervisor_that_hangs_is_not_asked_for_its_ability_all_the_time(tmp_path: Path) -> None:
+    gate, asked = threading.Event(), []
+
+    def answer(request: Any) -> Any:
+        asked.append(request)
+        gate.wait(60)
+        return {}
+
+    odd = Odd(tmp_path / "m", answer)
+    try:
+        reached = client.Client(tmp_path / "m")
+        began = time.monotonic()
+        assert [reached.ability(), reached.ability()] == [None, None]
+        assert time.monotonic() >= began + client.HELLO_S
+        assert len(asked) == 1
     finally:
         gate.set()
         odd.close()
