@@ -44,10 +44,7 @@ class Remembered:
 
 
 def build(
-    record: Record,
-    given: Sequence[rules.Rule],
-    *,
-    can: Callable[[model.Snapshot], abilities.Can] = lambda _snapshot: abilities.unknown,
+    record: Record, given: Sequence[rules.Rule], *, can: Callable[[model.Snapshot], abilities.Can]
 ) -> effective.Effective:
     """The policies of the GPUs of this node. `can`: what of shares can be enforced here."""
     return effective.Effective(

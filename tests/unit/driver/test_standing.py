@@ -16,7 +16,7 @@ import pytest
 from driver.app import sharing, standing
 from driver.prepare import plan
 from driver.publish import absent, devices
-from driver.sharing import effective, shares
+from driver.sharing import abilities, effective, shares
 from driver.sharing.rules import Mode, Policy, Rule
 from tests.fakes import divided, publishing
 
@@ -103,7 +103,7 @@ class Record:
 
 def test_what_is_saved_counts_from_then_on() -> None:
     record = Record(published(Mode.MIG_STATIC))
-    policies = sharing.build(record, [Rule()])
+    policies = sharing.build(record, [Rule()], can=lambda _snapshot: abilities.unknown)
     snapshot = publishing.snapshot(divided.gpu(1, divided.instance(19, 0)))
     assert policies.policies(snapshot)[publishing.at(1)].mode is Mode.MIG_STATIC
     sharing.Remembered(record, saved=policies.published_anew).save_published({})
