@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from driver import condition, context, values
-from driver.errors import ApiError
+from driver.errors import ApiError, RecordError
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class Joining:
                     self._trouble.passed()
                     if kind in ("ADDED", "MODIFIED"):
                         self._heard(watched.claim, body)
-            except ApiError as error:
+            except (ApiError, RecordError) as error:
                 if watched.over.is_set():
                     return
                 self._trouble.failed(f"Pods that join prepared claims are not seen: {error}")

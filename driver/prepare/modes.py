@@ -54,7 +54,10 @@ class Modes:
         found = self._get(gpu)
         known = found.compute_mode is not None
         if not known:
-            found = replace(found, compute_mode=self._seen(gpu) or ComputeMode.DEFAULT)
+            seen = self._seen(gpu)
+            if seen is None or (begun and seen is ComputeMode.EXCLUSIVE_PROCESS):
+                seen = ComputeMode.DEFAULT
+            found = replace(found, compute_mode=seen)
             self._put(gpu, found)
         before = self._limiting.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS, timeout_s=timeout_s)
         if not known and not begun and before is not found.compute_mode:

@@ -25,7 +25,9 @@ from driver.prepare import duties, ledger, locks
 logger = logging.getLogger(__name__)
 
 WAIT_S = 60.0
-PLACE_S = 30.0
+PLACE_S = 10.0
+"""How long the GPU of a daemon that does not start is kept from claims; the supervisor goes on by itself."""
+
 REMOVE_S = 10.0
 PAUSES_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 _GPU_PATIENCE_S = 5.0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from discovery import limits, options, workers
-from discovery.mock import podcgroups, programs
+from discovery.mock import programs
 from driver import values
 from driver.errors import MpsError
 from driver.mps import client
@@ -99,13 +99,10 @@ class Hardware:
         return before
 
 
-@pytest.mark.parametrize("spelling", ["cgroupfs", "systemd"])
-def test_the_cgroup_of_a_pod_is_limited_for_as_long_as_its_claim_is_prepared(
-    node: agents.Node, spelling: podcgroups.Driver
-) -> None:
+def test_the_cgroup_of_a_pod_is_limited_for_as_long_as_its_claim_is_prepared(node: agents.Node) -> None:
     agent = start(node, "memory: cgroup, compute: none")
     device = shared(node)
-    pods = kubelet_pods.PodCgroups(node.cgroup_root, driver=spelling)
+    pods = kubelet_pods.PodCgroups(node.cgroup_root, driver="systemd")
     standin = node.kubelet(pods)
     standin.wait_registered(values.DRIVER_NAME)
     hardware = Hardware(node, device)

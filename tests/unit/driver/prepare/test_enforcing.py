@@ -169,10 +169,12 @@ def test_a_call_that_was_cut_off_does_not_take_its_own_mode_for_what_was_there(n
     assert node.limiting.modes[GPU] is ComputeMode.PROHIBITED
 
 
-def test_a_cut_off_call_whose_notes_are_lost_restores_the_default(node: Node) -> None:
+@pytest.mark.parametrize("probed", [False, True])
+def test_a_cut_off_call_whose_notes_are_lost_restores_the_default(node: Node, *, probed: bool) -> None:
     node.limiting.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
     entry = share(1, by=MPS)
-    node.modes._seen = lambda _: None
+    if not probed:
+        node.modes._seen = lambda _: None
     node.prepare(entry, begun=True)
     node.unprepare(entry)
     assert node.limiting.modes[GPU] is ComputeMode.DEFAULT
