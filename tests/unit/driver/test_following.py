@@ -153,7 +153,7 @@ def test_the_link_that_kubelet_swaps_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (BROKEN, "c.yaml:3: sharing[0].mode: must be 'exclusive', 'mig-static' or 'mig-dynamic', not 'mig'"),
+        (BROKEN, "c.yaml:3: sharing[0].mode: must be 'exclusive', 'mig-static', 'mig-dynamic' or 'shares', not 'mig'"),
         ("", "c.yaml:1: expected apiVersion"),
         (STATIC[:-5], "not YAML"),
         ("\0", "not allowed"),
