@@ -228,7 +228,8 @@ class Keeper:
         try:
             self._serve(daemon)
         except control.ControlError as error:
-            raise control.ControlError(f"{error}; the end of its log: {daemon.last_words()}") from error
+            why = str(error) if daemon.alive else daemon.how_it_ended()
+            raise control.ControlError(f"{why}; the end of its log: {daemon.last_words()}") from error
         finally:
             daemon.end()
             with self._condition:
