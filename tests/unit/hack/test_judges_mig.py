@@ -24,7 +24,7 @@ from driver import values
 from driver.prepare import ledger
 from driver.publish import attributes, counters, devices
 from driver.standin import apiserver_claims
-from hack.judges import impossible, mig, migclaims, mignode, nodes, places, upstream
+from hack.judges import agentnode, impossible, mig, migclaims, mignode, nodes, places, upstream
 
 SMALL, MIDDLE, LARGE, WHOLE = "1g.5gb", "2g.10gb", "4g.20gb", places.WHOLE
 SIZES = {SMALL: (14, (3, 2, 1, 0), 1), MIDDLE: (5, (2, 0), 2), LARGE: (0, (0,), 4)}
@@ -77,8 +77,14 @@ class FirstFit(upstream.Allocator):
         self._listed = sorted(self._listed, key=lambda device: names.index(device.name) if device.name in names else -1)
 
     def attempt(
-        self, claims: Sequence[upstream.Body], held: Iterable[str], *, limit_s: float = 10.0
+        self,
+        claims: Sequence[upstream.Body],
+        held: Iterable[str],
+        *,
+        shares: Iterable[upstream.Result] = (),
+        limit_s: float = 10.0,
     ) -> upstream.Attempt:
+        assert not list(shares)
         taken = set(held)
         left = counters.left(
             {
@@ -149,7 +155,8 @@ class Agent(mignode.DividedNode):
         more = [{"name": "new"}] if self.wrong == "slices" and self.claims else []
         return [{"metadata": {"name": "s"}, "spec": {"pool": {"generation": self.starts}, "devices": more}}]
 
-    def allocate(self, claim: Any, results: Sequence[upstream.Result]) -> values.ClaimRef:
+    def allocate(self, claim: Any, results: Sequence[upstream.Result], *, pods: Sequence[str] = ()) -> values.ClaimRef:
+        assert not pods
         name = claim["metadata"]["name"]
         ref = values.ClaimRef(uid=values.ClaimUid(f"uid-{name}"), namespace="ml", name=name)
         self.claims[ref] = [result.device for result in results]
@@ -205,7 +212,7 @@ class Agent(mignode.DividedNode):
 
     def settle(self, done: Callable[[], bool], what: str) -> None:
         if not done():
-            raise mignode.NodeError(f"{what}: never")
+            raise agentnode.NodeError(f"{what}: never")
 
     def prepare_again(self, ref: values.ClaimRef) -> values.Prepared | values.Failed:
         self.start()
@@ -275,7 +282,7 @@ def test_an_agent_that_dies() -> None:
     ],
 )
 def test_what_an_agent_does_wrong_is_found(wrong: str, said: str) -> None:
-    with pytest.raises(mignode.NodeError, match=said):
+    with pytest.raises(agentnode.NodeError, match=said):
         player(Agent(wrong)).play(60)
 
 

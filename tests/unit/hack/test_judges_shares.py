@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge of shared GPUs, without upstream's allocator and without an agent: claims are all kinds of them, and none that the API
+server would refuse; a sequence is tallied; each thing that an agent may do wrong is found.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver import quantity, values
+from driver.prepare import ledger
+from driver.standin import apiserver_claims
+from hack.judges import agentnode, shareclaims, sharenode, shares, upstream
+
+GIB = 1 << 30
+ROOM = {"memory": 10 * GIB + 7, "compute": 100, "shares": 3}
+NAMES = ("gpu-0000-01-00-0", "gpu-0000-02-00-0")
+
+
+def spelled(name: str, *, by: str = "cgroup") -> dict[str, Any]:
+    return {
+        "name": name,
+        "allowMultipleAllocations": True,
+        "attributes": {"memoryEnforcement": {"string": by}},
+        "capacity": {what: {"value": str(amount)} for what, amount in ROOM.items()},
+    }
+
+
+class FirstFit(upstream.Allocator):
+    """Gives each request a share of the first device that has as much left."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def load(self, slices: Sequence[upstream.Body], classes: Sequence[upstream.Body]) -> None:
+        assert list(classes) == list(shareclaims.CLASSES)
+
+    def attempt(
+        self,
+        claims: Sequence[upstream.Body],
+        held: Iterable[str],
+        *,
+        shares: Iterable[upstream.Result] = (),
+        limit_s: float = 10.0,
+    ) -> upstream.Attempt:
+        assert not list(held)
+        left = {name: Counter(ROOM) for name in NAMES}
+        for one in shares:
+            left[one.device].subtract({what: int(quantity.parse(amount)) for what, amount in one.consumed.items()})
+        given = []
+        for request in claims[0]["spec"]["devices"]["requests"]:
+            what = request.get("exactly") or request["firstAvailable"][0]
+            wanted = _rounded(what.get("capacity", {}).get("requests", {}))
+            free = [name for name in NAMES if all(left[name][kind] >= amount for kind, amount in wanted.items())]
+            if len(free) < what["count"]:
+                return upstream.Attempt(results=None, steps=1, seconds=0.0, over=False)
+            for name in free[: what["count"]]:
+                left[name].subtract(wanted)
+                consumed = {kind: str(amount) for kind, amount in wanted.items()}
+                given.append(upstream.Result(request["name"], name, str(uuid.uuid4()), consumed))
+        return upstream.Attempt(results=(tuple(given),), steps=1, seconds=0.0, over=False)
+
+
+def _rounded(requests: Mapping[str, str]) -> dict[str, int]:
+    memory = -(-int(quantity.parse(requests.get("memory", "10Gi"))) // GIB) * GIB
+    return {"memory": memory, "compute": -(-int(requests.get("compute", "100")) // 5) * 5, "shares": 1}
+
+
+class Agent(sharenode.SharedNode):
+    """Does everything right, until told otherwise."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+        self.claims: dict[values.ClaimRef, tuple[str, tuple[upstream.Result, ...]]] = {}
+        self.prepared: dict[values.ClaimRef, tuple[str, tuple[upstream.Result, ...]]] = {}
+        self.down = True
+        self.starts = 0
+
+    def start(self, *, crash_at: str | None = None) -> None:
+        assert crash_at is None or crash_at in shares.POINTS
+        self.down = False
+        self.starts += 1
+
+    def alive(self) -> bool:
+        return not self.down
+
+    def kill(self) -> None:
+        self.down = True
+
+    def slices(self) -> list[dict[str, Any]]:
+        listed = [spelled(name) for name in NAMES]
+        if self.wrong == "slices" and self.claims:
+            listed[0]["attributes"]["memoryEnforcement"] = {"string": "none"}
+        return [{"metadata": {"name": "s"}, "spec": {"pool": {"generation": self.starts}, "devices": listed}}]
+
+    def run_pod(self, claim: Any, results: Sequence[upstream.Result], pod: str) -> tuple[values.ClaimRef, Path | None]:
+        name = claim["metadata"]["name"]
+        ref = values.ClaimRef(uid=values.ClaimUid(f"uid-{name}"), namespace="ml", name=name)
+        self.claims[ref] = pod, tuple(results)
+        return ref, Path("/cgroup") / pod
+
+    def end_pod(self, pod: str) -> None:
+        assert pod not in {holder for holder, _ in self.claims.values()}
+
+    def prepare(self, ref: values.ClaimRef) -> values.Prepared | values.Failed | None:
+        if self.down:
+            return None
+        if self.wrong == "refused":
+            return values.Failed(message="no")
+        self.prepared[ref] = self.claims[ref]
+        return values.Prepared(
+            devices=tuple(
+                values.PreparedDevice(
+                    request_names=(one.request,),
+                    pool="p",
+                    device=one.device,
+                    cdi_device_ids=(),
+                    share_id="another" if self.wrong == "another share" else one.share_id,
+                )
+                for one in self.claims[ref][1]
+            )
+        )
+
+    def unprepare(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed | None:
+        if self.down:
+            return None
+        if self.wrong == "not unprepared":
+            return values.Failed(message="no")
+        self.prepared.pop(ref, None)
+        return values.Unprepared()
+
+    def forget(self, ref: values.ClaimRef) -> None:
+        del self.claims[ref]
+
+    def limited(self, pods: Mapping[str, str]) -> dict[tuple[str, str], int]:
+        found: Counter[tuple[str, str]] = Counter()
+        for pod, results in self.prepared.values():
+            for one in results:
+                found[one.device, pod] += int(quantity.parse(one.consumed["memory"]))
+        if self.wrong == "limit" and found:
+            found[min(found)] += 1
+        return {place: amount for place, amount in found.items() if amount < 10 * GIB}
+
+    def rows(self) -> tuple[ledger.Entry, ...]:
+        more = 100 if self.wrong == "overdraft" else 1
+        return tuple(
+            ledger.Entry(
+                claim=ref,
+                state=ledger.ClaimState.COMPLETED,
+                boot_id="b",
+                devices=(),
+                results=tuple(
+                    ledger.Result(
+                        request=one.request,
+                        pool="p",
+                        device=one.device,
+                        share_id=one.share_id,
+                        consumed_capacity={**one.consumed, "memory": str(int(one.consumed["memory"]) * more)},
+                    )
+                    for one in results
+                ),
+                cdi_ids=(),
+            )
+            for ref, (_, results) in self.prepared.items()
+        )
+
+    def cdi_files(self) -> list[str]:
+        left = ["gpu.nearfield.dev_old.json"] if self.wrong == "file" else []
+        return sorted([*left, *(f"gpu.nearfield.dev_{ref.uid}.json" for ref in self.prepared)])
+
+    def settle(self, done: Callable[[], bool], what: str) -> None:
+        if not done():
+            raise agentnode.NodeError(f"{what}: never")
+
+    def prepare_again(self, ref: values.ClaimRef) -> values.Prepared | values.Failed:
+        self.start()
+        answer = self.prepare(ref)
+        assert answer is not None
+        return answer
+
+    def unprepare_again(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed:
+        self.start()
+        answer = self.unprepare(ref)
+        assert answer is not None
+        return answer
+
+
+def player(agent: Agent, *, steps_a_crash: int = 1 << 30) -> shares.Player:
+    return shares.Player("m", agent, FirstFit(), seed=0, steps_a_crash=steps_a_crash)
+
+
+def test_claims_are_the_same_for_the_same_seed_and_of_all_kinds() -> None:
+    written = [shareclaims.Author("a", 40 * GIB).claim("c") for _ in range(2)]
+    assert written[0] == written[1]
+    author = shareclaims.Author("b", 40 * GIB)
+    claims = [author.claim(f"c{number}") for number in range(200)]
+    for claim in claims:
+        assert apiserver_claims.claim_violations(claim, None) == ()
+    text = json.dumps(claims)
+    for word in ("firstAvailable", '"count": 2', "1536Mi", "share-1", shareclaims.SHARE_CLASS, '"gpu.nearfield.dev"'):
+        assert word in text
+
+
+def test_an_agent_that_does_everything_right() -> None:
+    agent = Agent()
+    tally = player(agent).play(80)
+    assert (tally.steps, tally.crashes, tally.abandoned) == (80, 0, 0)
+    assert tally.allocated > 10
+    assert tally.refused > 0
+    assert tally.shares > tally.allocated
+    assert tally.most_sharers == 3
+    assert tally.limits > 0
+    assert agent.claims == {}
+
+
+def test_an_agent_that_dies() -> None:
+    agent = Agent()
+    tally = player(agent, steps_a_crash=3).play(60)
+    assert tally.crashes > 5
+    assert agent.starts > tally.crashes / 2
+    assert agent.claims == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("refused", "was refused: no"),
+        ("another share", "and was answered"),
+        ("not unprepared", "was not unprepared"),
+        ("overdraft", "and the record holds"),
+        ("limit", "limits"),
+        ("file", "CDI files"),
+        ("slices", "slices"),
+    ],
+)
+def test_what_an_agent_does_wrong_is_found(wrong: str, said: str) -> None:
+    with pytest.raises(agentnode.NodeError, match=said):
+        player(Agent(wrong)).play(80)
