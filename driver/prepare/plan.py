@@ -224,7 +224,11 @@ class _Planning:
         ids = [result.share_id for result in self._allocation.results if result.device == name and not result.admin]
         if ids.count(None) == len(ids):
             return None
-        if None in ids or len(set(ids)) < len(ids):
+        if len(set(ids)) < len(ids):
+            raise _refused(
+                f"device {name} was allocated to it twice under one share id; the pod has to be scheduled again"
+            )
+        if None in ids:
             raise _refused(
                 f"device {name} was allocated to it as a whole and in shares; the pod has to be scheduled again"
             )

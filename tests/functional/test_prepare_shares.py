@@ -124,6 +124,16 @@ def test_claims_that_race_for_a_gpu_never_get_more_than_there_is(agent: Counting
     assert set(agent.enforcer.there()) == got - {whole.uid}
 
 
+def test_of_sharers_that_leave_together_one_is_the_last(agent: CountingAgent) -> None:
+    claims = [agent.api.allocate_shares(ref(number), share(NAMES[0], share_id(number))) for number in range(1, 5)]
+    agent.prepare(*claims)
+    assert sorted(len(call.others) for call in agent.enforcer.calls) == [0, 1, 2, 3]
+    agent.enforcer.calls.clear()
+    agent.unprepare(*claims)
+    assert sorted(len(call.others) for call in agent.enforcer.calls) == [0, 1, 2, 3]
+    assert {call.name for call in agent.enforcer.calls} == {"undo"}
+
+
 def test_shares_and_whole_claims_keep_each_other_out(agent: CountingAgent) -> None:
     sharer = agent.api.allocate_shares(ref(1), share(NAMES[0], share_id(1)))
     whole = agent.api.allocate(ref(2), NAMES[0])

@@ -281,7 +281,7 @@ def test_nobody_gets_more_than_any_of_the_sharers_was_told_there_is() -> None:
 def test_no_two_claims_have_a_share_of_one_id() -> None:
     other = accepted(share(1), claim=2).entry
     assert "same id" in refused(share(1), others=[other]).message
-    assert "in shares" in refused(share(1), share(1)).message
+    assert "twice under one share id" in refused(share(1), share(1)).message
     # Of another device it is nobody's business: daemons are named by the device.
     accepted(share(1, device=SECOND), others=[other])
 
