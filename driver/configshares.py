@@ -57,7 +57,19 @@ def _is_a_charge(value: object) -> object:
 MemoryStep = Annotated[
     str,
     pydantic.BeforeValidator(_is_a_step),
-    pydantic.Field(json_schema_extra={"pattern": r"^[0-9.]+([eE][0-9]+|[KMGT]i|[kMGT])?$"}),
+    pydantic.WithJsonSchema(
+        {
+            "oneOf": [
+                {"type": "string", "pattern": r"^[0-9.]+([eE][0-9]+|[KMGT]i|[kMGT])?$"},
+                {
+                    "type": "integer",
+                    "minimum": MEMORY_STEP_MIN,
+                    "maximum": MEMORY_STEP_MAX,
+                    "multipleOf": MEMORY_STEP_MIN,
+                },
+            ]
+        }
+    ),
 ]
 ComputeStep = Annotated[
     int,
