@@ -38,9 +38,9 @@ class _Verbs(click.Group):
     cls=_Verbs,
     help="""Supervise the MPS daemons of this node, or show them.
 
-    Without a verb of its own it supervises them (`nearfield mps run`). GPUs that are shared by NVIDIA's Multi-Process Service need a control daemon each, which must not end with the agent. The
-    supervisor starts one when the agent asks for the first share of a device, starts it again when it ends, and ends it with the last
-    share.""",
+    Without a verb of its own it supervises them (`nearfield mps run`). GPUs that are shared by NVIDIA's Multi-Process Service
+    need a control daemon each, which must not end with the agent. The supervisor starts one when the agent asks for the first share
+    of a device, starts it again when it ends, and ends it with the last share.""",
     epilog="""\b
     Examples:
       nearfield mps
