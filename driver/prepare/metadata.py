@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from driver import values
@@ -89,19 +89,25 @@ def container_path(described: str, request: str, driver: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is published of a device, ready to be written: the members of a JSON object, and what its claims may say otherwise."""
+    """What is published of a device, ready to be written: members of a JSON object, each with a comma behind it. `levels`: what shares
+    know better.
+    """
 
     text: str = ""
-    levels: Mapping[str, Any] = field(default_factory=dict)
+    levels: str = ""
 
 
 def published(attributes: Attributes) -> Published:
     """The attributes of a device, but for those that the record knows better; as many as leave room for what claims add."""
     others = ((name, value) for name, value in attributes.items() if name not in _OWN)
-    text = _encode(dict(itertools.islice(others, MOST_ATTRIBUTES - len(_OWN))))
     return Published(
-        "" if text == "{}" else f"{text[1:-1]},", {name: attributes[name] for name in _LEVELS if name in attributes}
+        _members(dict(itertools.islice(others, MOST_ATTRIBUTES - len(_OWN)))),
+        _members({name: attributes[name] for name in _LEVELS if name in attributes}),
     )
+
+
+def _members(value: Mapping[str, Any]) -> str:
+    return f"{_encode(value)[1:-1]}," if value else ""
 
 
 _UNKNOWN = Published()
@@ -137,13 +143,18 @@ def documents(entry: ledger.Entry, *, driver: str, devices: Mapping[str, Publish
 
 
 def _attributes(result: ledger.Result, device: ledger.HeldDevice, known: Published) -> str:
-    """What is published of a device, and what only its claim has of it: which share, and what that is held to."""
-    own: dict[str, Any] = {"uuid": {"string": device.uuid}, **known.levels}
-    if (use := result.share) is not None:
-        levels = use.enforcement
-        own |= {"memoryEnforcement": {"string": levels.memory}, "computeEnforcement": {"string": levels.compute}}
-        limits = (use.memory_limit, use.soft_limit, use.compute_limit)
-        own |= {name: {"int": limit} for name, limit in zip(_LIMITS, limits, strict=True) if limit is not None}
+    """What is published of a device, and what only its claim has of it: which share, and what that is held to. Text by text, as
+    every Prepare comes by.
+    """
+    text = known.text
+    if (use := result.share) is None:
+        text += known.levels
+    else:
+        for name, level in zip(_LEVELS, (use.enforcement.memory.value, use.enforcement.compute.value), strict=True):
+            text += f'"{name}":{{"string":"{level}"}},'
+        for name, limit in zip(_LIMITS, (use.memory_limit, use.soft_limit, use.compute_limit), strict=True):
+            if limit is not None:
+                text += f'"{name}":{{"int":{limit}}},'
     if result.share_id is not None:
-        own[_SHARE_ID] = {"string": result.share_id}
-    return f"{{{known.text}{_encode(own)[1:]}"
+        text += f'"{_SHARE_ID}":{{"string":{_encode(result.share_id)}}},'
+    return f'{{{text}"uuid":{{"string":{_encode(device.uuid)}}}}}'
