@@ -4,12 +4,21 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from discovery import options, workers
-from discovery.mock import podcgroups
+from discovery import limits, nvmlnumbers, options, workers
+from discovery.mock import podcgroups, programs
 from driver import values
+from driver.errors import MpsError
+from driver.mps import client
 from hack.judges import agentnode, migclaims, upstream
 
 CONFIGURATION = """apiVersion: config.nearfield.dev/v1alpha1
@@ -19,7 +28,12 @@ sharing:
   shares: {memory: none, compute: none}
 """
 
+BY_MPS = "+mps"
+"""Behind the name of a machine: with the supervisor of MPS, whose daemons are stand-ins."""
+
 _CALL_S = 30.0
+_START_S = 60.0
+_PAUSE_S = 0.05
 
 
 class SharedNode(agentnode.AgentNode):
@@ -61,13 +75,74 @@ class SharedNode(agentnode.AgentNode):
         finally:
             work.close()
 
+    def mps_shares(self) -> frozenset[str]:
+        """The ids of the shares for which there is a daemon."""
+        return frozenset()
+
+    def modes(self) -> frozenset[limits.ComputeMode]:
+        """The compute modes of the GPUs that tell it."""
+        return frozenset(
+            nvmlnumbers.COMPUTE_MODES[gpu.compute_mode] for gpu in self.gpus() if gpu.compute_mode is not None
+        )
+
+
+class SupervisedNode(SharedNode):
+    """With the supervisor of MPS beside the agent, which is killed now and then, too."""
+
+    def __init__(self, *arguments: Any, mps: Path, **more: Any) -> None:
+        self._mps = mps
+        self._root = mps / "root"
+        super().__init__(*arguments, options=("--mps-dir", str(mps / "run")), **more)
+        programs.write(self._root, self.directory / "s" / "mock")
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    def supervise(self) -> None:
+        """Start the supervisor, anew where it runs, and wait until it answers."""
+        self.end_supervisor()
+        with (self._mps / "log").open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "driver.cli", "mps", "run"),
+                    *("--mps-dir", str(self._mps / "run"), "--driver-root", str(self._root)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + _START_S
+        while client.Client(self._mps / "run").ability() is None:
+            if time.monotonic() > deadline:
+                raise agentnode.NodeError(f"the supervisor does not answer: {(self._mps / 'log').read_text()[-2000:]}")
+            threading.Event().wait(_PAUSE_S)
+
+    def end_supervisor(self) -> None:
+        """SIGKILL, at once; its daemons go with it."""
+        if self._supervisor is not None:
+            self._supervisor.kill()
+            self._supervisor.wait()
+
+    def mps_shares(self) -> frozenset[str]:
+        """As SharedNode."""
+        try:
+            found = client.Client(self._mps / "run").status(timeout_s=_CALL_S)
+        except MpsError:
+            return frozenset(["the supervisor is away"])
+        return frozenset(share for daemon in found.daemons.values() for share in daemon.shares)
+
 
 @contextlib.contextmanager
 def shared(machine: str) -> Iterator[SharedNode]:
     """A node of a machine of the zoo for the block; its agent is not started yet."""
-    with agentnode.room() as (directory, api, plugins):
-        node = SharedNode(directory, machine, api, plugins, configuration=CONFIGURATION)
-        try:
-            yield node
-        finally:
-            node.kill()
+    name = machine.removesuffix(BY_MPS)
+    with agentnode.room() as (directory, api, plugins), contextlib.ExitStack() as stack:
+        if name == machine:
+            node = SharedNode(directory, name, api, plugins, configuration=CONFIGURATION)
+        else:
+            # A socket of a namespace has a long path, and room for 107 bytes.
+            mps = Path(tempfile.mkdtemp(prefix="nf", dir="/tmp"))
+            stack.callback(shutil.rmtree, mps, ignore_errors=True)
+            node = supervised = SupervisedNode(directory, name, api, plugins, configuration=CONFIGURATION, mps=mps)
+            stack.callback(supervised.end_supervisor)
+            supervised.supervise()
+        stack.callback(node.kill)
+        yield node

@@ -3,9 +3,10 @@
 
 Claims for shares and for whole GPUs come and go at random, each with a pod of its own. Each allocation is prepared by a real agent on a
 mock machine, and it must not refuse one. What the record holds of a GPU must never be more than there is of it; the limits
-that the mock's driver holds the pods to must be those of their claims, where it has limits; the slices must never change. Now
-and then the agent dies, at a named point of its work or at any moment, and is started again. When all claims are gone,
-nothing may be left: no limit, no row in the record, no file. The same seed gives the same claims.
+that the mock's driver holds the pods to must be those of their claims, where it has limits, and so must the shares of MPS
+daemons, where there are any; the slices must never change. Now and then the agent dies, at a named point of its work or at any
+moment, or the supervisor of MPS does, and is started again. When all claims are gone, nothing may be left: no limit, no daemon,
+no compute mode, no row in the record, no file. The same seed gives the same claims.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discovery import limits
 from discovery.errors import DiscoveryError
 from driver import quantity, values
 from driver.errors import DriverError
@@ -28,10 +30,10 @@ from driver.prepare import crashpoints
 from hack.judges import agentnode, shareclaims, sharenode, upstream
 from hack.tools.errors import ToolError
 
-MACHINES = ("l40s-8-pcie", "l40s-8-shares")
-"""One whose driver limits nothing, and one that counts memory by cgroup."""
+MACHINES = ("l40s-8-pcie", "l40s-8-shares", "dgx-h100-shares+mps")
+"""One whose driver limits nothing, one that counts memory by cgroup, and one with MPS, too."""
 
-LONG = (*MACHINES, "dgx-h100-shares", "h100-16-pcie", "cloud-vm-t4")
+LONG = (*MACHINES, "h100-16-pcie", "cloud-vm-t4")
 """Those of a run of so many steps or more."""
 
 LONG_STEPS = 1000
@@ -43,7 +45,8 @@ POINTS = tuple(name for name in crashpoints.NAMES if not name.startswith(("recov
 _MOMENT_S = 0.03
 """A claim is prepared or unprepared in about this time, so that a kill within it falls into the middle of it."""
 
-_MEMORY, _COMPUTE = "memory", "compute"
+_MEMORY = "memory"
+_FREE = frozenset({limits.ComputeMode.DEFAULT})
 
 
 @dataclass
@@ -140,6 +143,9 @@ class Player:
     def _trouble(self) -> threading.Timer | None:
         """Have the agent die: at a point that some claim will bring it to, or a little later whatever it does then."""
         self.tally.crashes += 1
+        if isinstance(self._node, sharenode.SupervisedNode) and self._draw.random() < 0.25:
+            self._node.supervise()
+            return None
         if self._draw.random() < 0.5:
             self._node.kill()
             self._node.start(crash_at=self._draw.choice(POINTS))
@@ -218,6 +224,11 @@ class Player:
             pods = {str(held.cgroup): held.pod for held in self._held.values()}
             self._node.settle(lambda: self._node.limited(pods) == wanted, f"exactly {len(wanted)} limits")
             self.tally.limits += len(wanted)
+        if isinstance(self._node, sharenode.SupervisedNode):
+            shares = frozenset(result.share_id for result in self._all_results())
+            self._node.settle(lambda: self._node.mps_shares() == shares, f"daemons for exactly {len(shares)} shares")
+        if not self._held:
+            self._node.settle(lambda: self._node.modes() <= _FREE, "compute modes as they were")
 
     def _wanted_limits(self) -> dict[tuple[str, str], int]:
         """What each pod has of each GPU; who has all of one has no limit."""

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from discovery import limits
 from driver import quantity, values
 from driver.prepare import ledger
 from driver.standin import apiserver_claims
 from hack.judges import agentnode, shareclaims, sharenode, shares, upstream
 
+_MODES = limits.ComputeMode
 GIB = 1 << 30
 ROOM = {"memory": 10 * GIB + 7, "compute": 100, "shares": 3}
 NAMES = ("gpu-0000-01-00-0", "gpu-0000-02-00-0")
@@ -148,6 +150,9 @@ class Agent(sharenode.SharedNode):
             found[min(found)] += 1
         return {place: amount for place, amount in found.items() if amount < 10 * GIB}
 
+    def modes(self) -> frozenset[limits.ComputeMode]:
+        return frozenset({_MODES.EXCLUSIVE_PROCESS if self.wrong == "mode" else _MODES.DEFAULT})
+
     def rows(self) -> tuple[ledger.Entry, ...]:
         more = 100 if self.wrong == "overdraft" else 1
         return tuple(
@@ -236,6 +241,7 @@ def test_an_agent_that_dies() -> None:
         ("not unprepared", "was not unprepared"),
         ("overdraft", "and the record holds"),
         ("limit", "limits"),
+        ("mode", "compute modes"),
         ("file", "CDI files"),
         ("slices", "slices"),
     ],
