@@ -22,12 +22,13 @@ from driver.kube import events
 from driver.kubelet import server
 from driver.observe import listen
 from driver.observe.metrics import Metrics
-from driver.prepare import executor, files, keeping
+from driver.prepare import executor, files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from driver.app import outside
+    from driver.prepare import keeping
 
 logger = logging.getLogger(__name__)
 
@@ -166,9 +167,9 @@ class Agent:
         stack.callback(configuration.stop)
         self._spawn("collector", claims.collector.run)
         self._spawn("releasing", lambda: claims.releaser.run(lambda: self._put_back(claims.executor)))
-        self._keeper = claims.keeper
-        self._spawn("keeper", claims.keeper.run)
-        stack.callback(claims.keeper.wake)
+        keeper = self._keeper = claims.make_keeper()
+        self._spawn("keeper", keeper.run)
+        stack.callback(keeper.wake)
         self._spawn("watcher", lambda: self._wake(readings, claims))
         self._spawn("means", lambda: claims.means.run(self._stop, changed=lambda: self._able(readings, claims)))
         built = parts.Parts(
@@ -177,6 +178,7 @@ class Agent:
             prober=self._prober,
             readings=readings,
             claims=claims,
+            keeper=keeper,
             kubelet=kubelet,
             metrics=metrics,
             recorder=recorder,

@@ -8,11 +8,13 @@ what it is, unavailable for now, and a Prepare waits for it; and no device is pu
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from driver import values
 from driver.errors import ApiError, ApiReason
-from driver.prepare import joining
+
+if TYPE_CHECKING:
+    from driver.prepare import joining
 
 _SOON_S = 10.0
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from discovery import child
 from driver import config, inventory
@@ -14,6 +15,9 @@ from driver.app import following, late, room
 from driver.kube import events
 from driver.kubelet import server
 from driver.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from driver.prepare import keeping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,7 @@ class Parts:
     prober: child.Prober
     readings: inventory.Inventory
     claims: room.PrepareRoom
+    keeper: keeping.Keeper
     kubelet: server.KubeletServer
     metrics: Metrics
     recorder: events.EventRecorder

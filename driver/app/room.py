@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from discovery import limits, model, workers
 from discovery.address import PciAddress
@@ -27,7 +28,6 @@ from driver.prepare import (
     gpusettings,
     hands,
     index,
-    keeping,
     locks,
     metadatadir,
     modes,
@@ -35,11 +35,13 @@ from driver.prepare import (
     partitions,
     releasing,
     rootfs,
-    settling,
     store,
     timeslices,
 )
 from driver.sharing import effective, policy, rules, shares
+
+if TYPE_CHECKING:
+    from driver.prepare import keeping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class PrepareRoom:
     executor: executor.Executor
     collector: collector.Collector
     releaser: releasing.Releaser
-    keeper: keeping.Keeper
+    make_keeper: Callable[[], keeping.Keeper]
     own: partitions.Own
     workers: workers.Workers
 
@@ -138,22 +140,27 @@ def build(
     )
     pods = cgroups.Cgroups(hardware.cgroup_root(settings))
     enforcer = enforcing.Enforcer(working, supervisor, pods, gpu_modes)
-    keeper = keeping.Keeper(
-        keeping.Rows(record, boot_id=boot_id),
-        record=record,
-        files=directory,
-        claim_locks=claim_locks,
-        leads=leadership.leads,
-        enforcer=enforcer,
-        settler=settling.Settler(working, pods, gpu_modes),
-        gpu_modes=gpu_modes,
-        pods=pods,
-        gpus=lambda: sharing.gpus(readings.snapshot(), policies),
-        api=reader,
-        supervisor=supervisor,
-        events=told,
-        stop=stop,
-    )
+
+    def make_keeper() -> keeping.Keeper:
+        from driver.prepare import keeping, settling  # noqa: PLC0415 - kubelet need not wait for it
+
+        return keeping.Keeper(
+            keeping.Rows(record, boot_id=boot_id),
+            record=record,
+            files=directory,
+            claim_locks=claim_locks,
+            leads=leadership.leads,
+            enforcer=enforcer,
+            settler=settling.Settler(working, pods, gpu_modes),
+            gpu_modes=gpu_modes,
+            pods=pods,
+            gpus=lambda: sharing.gpus(readings.snapshot(), policies),
+            api=reader,
+            supervisor=supervisor,
+            events=told,
+            stop=stop,
+        )
+
     releaser = releasing.Releaser(
         boot_id,
         record=record,
@@ -209,7 +216,7 @@ def build(
         executor=answers,
         collector=care,
         releaser=releaser,
-        keeper=keeper,
+        make_keeper=make_keeper,
         own=own,
         workers=working,
     )

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from discovery import model
 from discovery.address import PciAddress
-from driver.prepare import keeping, plan
+from driver.prepare import plan
 from driver.sharing import abilities, effective, rules
 from driver.sharing.shares import Memory
+
+if TYPE_CHECKING:
+    from driver.prepare import keeping
 
 
 class Record(Protocol):
@@ -57,6 +60,8 @@ def build(
 
 def gpus(snapshot: model.Snapshot | None, policies: effective.Effective) -> Mapping[PciAddress, keeping.Gpu]:
     """The GPUs of this node, for who keeps their shares apart. May raise RecordError."""
+    from driver.prepare import keeping  # noqa: PLC0415 - who calls this has it
+
     if snapshot is None:
         return {}
     hold = policies.policies(snapshot)

@@ -34,7 +34,7 @@ class AgentState:
         self._following = parts.following
         self._policies = parts.claims.policies
         self._own = parts.claims.own
-        self._keeper = parts.claims.keeper
+        self._keeper = parts.keeper
         self._publishing = publishing
         self._api_problem: str | None = "The client of the API server is being set up"
         self._stopping = parts.stop
