@@ -65,13 +65,14 @@ def written() -> set[tuple[str, ...]]:
     return {tuple(line.split()) for line in lines if line and not line.startswith("#")}
 
 
-def test_the_table(seen: Seen) -> None:
-    found: set[tuple[str, ...]] = set()
-    for name in zoo.names():
-        found |= {row(device) for device in offer(seen[name], rules.Mode.SHARES).devices}
-    for name in DIVIDED:
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_table(name: str, seen: Seen) -> None:
+    """One test a machine, as each takes long to read."""
+    found = {row(device) for device in offer(seen[name], rules.Mode.SHARES).devices}
+    if name in DIVIDED:
         found |= {row(device) for device in offer(seen[name], rules.Mode.MIG_STATIC).devices if device.terms}
-    assert found == written()
+    assert found <= written()
+    assert found or not any(gpu.state is model.GpuState.READY for gpu in seen[name].gpus)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
