@@ -29,6 +29,9 @@ LOOK_S = 3.0
 """How often it is looked whether another instance of the agent has changed the record: one query."""
 
 ROUND_S = 60.0
+RETRIES_S = (3.0, 6.0, 12.0, 30.0)
+"""After the first, second, ... round in a row that left something undone."""
+
 TURNS_EVERY = 10
 """In how many rounds turns are set again: that takes a program, and no call tells cheaply what they are."""
 
@@ -36,7 +39,9 @@ _SETTLE_S = 0.05
 """How long to wait for more after a claim was prepared: a node that starts all its pods at once is looked at some times, not for each."""
 
 _GPU_PATIENCE_S = 1.0
-_WORK_S = 5.0
+_WORK_S = 10.0
+"""Of one call for a GPU, with the start of a process for it on a node that has just come up."""
+
 _JOIN_S = 10.0
 _RECORD_S = 30.0
 
@@ -151,6 +156,7 @@ class Keeper:
         self._followed: tuple[ledger.Entry, ...] | None = None
         self._due_s = float("-inf")
         self._rounds = 0
+        self._failures = 0
         self._limited: set[PciAddress] = set()
         """GPUs on which pods may have limits."""
         self._seen: dict[PciAddress, tuple[settling.Seen, ...]] = {}
@@ -215,6 +221,9 @@ class Keeper:
         if self._clock() >= self._due_s:
             self._due_s = self._clock() + self._round_s
             self._round(rows)
+            self._failures = self._failures + 1 if self._unsettled else 0
+            if 0 < self._failures <= len(RETRIES_S):
+                self._due_s = self._clock() + RETRIES_S[self._failures - 1]
 
     def _follow(self, rows: tuple[ledger.Entry, ...]) -> None:
         completed = [row for row in rows if row.state is ledger.ClaimState.COMPLETED]

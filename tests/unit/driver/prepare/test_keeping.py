@@ -258,7 +258,9 @@ def test_a_gpu_that_is_lost_is_a_finding_and_keeps_no_other_from_being_looked_af
         agent.look()
         assert [(each.code, each.subject) for each in agent.keeper.findings()] == [("share-limit-lost", str(GPU))]
     assert node.limiting.of(OTHER)
-    agent.look()
+    agent.look(later_s=2)
+    assert agent.codes() == ["share-limit-lost"]
+    agent.look(later_s=2)
     assert agent.codes() == []
     assert node.limiting.of(GPU)
 
