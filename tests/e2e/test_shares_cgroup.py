@@ -158,14 +158,12 @@ def test_a_pod_joins_a_claim_in_use(site: Site, space: Space) -> None:
     for kind, name in (("ResourceClaim", "shared"), ("Pod", "second")):
         event = site.api.wait_event(kind, name, namespace=space.name, text="Joined")
         assert event["type"] == "Warning"
-    waiting.until(lambda: "share-joined" in _findings(site), "a Finding says so")
+    waiting.until(
+        lambda: "2 pods use" in site.agent.readyz()[1], "a Finding says so", told=lambda: site.agent.readyz()[1]
+    )
     space.delete("Pod", "second")
     waiting.until(lambda: len(limits_of(site)) == 1, "its limit is gone with it")
     require(site, space, {"first": 10 * GIB})
-
-
-def _findings(site: Site) -> str:
-    return site.agent.readyz()[1] + site.agent.logs()
 
 
 def test_a_claim_that_two_pods_have_from_the_start(site: Site, space: Space) -> None:
@@ -210,7 +208,9 @@ def test_limits_are_set_again(site: Site, space: Space) -> None:
     site.agent.kill()
     waiting.until(lambda: site.agent.restarts() == before + 1, "kubelet has started the container again")
     site.agent.wait_ready()
-    waiting.until(lambda: len(limits_of(site)) == 2, "they are set again")
+    waiting.until(
+        lambda: list(limits_of(site).values()) == [(9 * GIB, 9 * GIB)] * 2, "they are set again", timeout_s=120
+    )
     require(site, space, dict.fromkeys(names, 9 * GIB))
 
 

@@ -73,11 +73,14 @@ def ask(space: Space, pod: str, memory: str, compute: int) -> None:
 
 
 def told(space: Space, pod: str) -> Mapping[str, Any]:
-    """What the program in a pod was given by the daemon."""
+    """What the program in a pod was given by the daemon last."""
     space.running(pod)
-    text = waiting.until(lambda: space.logs(pod).strip(), "the program has its answer")
-    found: Mapping[str, Any] = json.loads(text.splitlines()[0])
-    return found
+    return waiting.until(lambda: answers(space, pod), "the program has its answer")[-1]
+
+
+def answers(space: Space, pod: str) -> list[Mapping[str, Any]]:
+    """All that it was given so far, as often as it began."""
+    return [json.loads(line) for line in space.logs(pod).splitlines() if line.startswith('{"server"')]
 
 
 def namespace(space: Space, pod: str) -> str:
@@ -155,6 +158,8 @@ def test_the_daemon_dies(site: Site, space: Space) -> None:
     ask(space, "q", "10Gi", 50)
     assert told(space, "q")["threads"] == 50
     waiting.until(lambda: len(daemons(site)[GPU]["shares"]) == 2, "the share of before is in place again")
+    waiting.until(lambda: len(answers(space, "p")) == 2, "its program has begun anew", timeout_s=60)
+    assert told(space, "p")["memory"] == 20 * GIB
 
 
 def test_the_supervisor_is_replaced(site: Site, space: Space) -> None:
@@ -170,6 +175,7 @@ def test_the_supervisor_is_replaced(site: Site, space: Space) -> None:
     ask(space, "q", "10Gi", 50)
     answer = told(space, "q")
     assert (answer["memory"], answer["threads"]) == (10 * GIB, 50)
+    waiting.until(lambda: len(answers(space, "p")) == 2, "the other program has begun anew", timeout_s=60)
     claim = space.claim_of("p", "gpu")["metadata"]["name"]
     site.api.wait_event("ResourceClaim", claim, namespace=space.name, text="Mps")
 

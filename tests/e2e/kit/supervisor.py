@@ -18,11 +18,13 @@ FOLDER = "/run/nearfield/mps"
 LABELS = f"app.kubernetes.io/name={NAME}"
 
 PROGRAM = """
-import subprocess, sys
-client = subprocess.Popen([sys.executable, "-m", "discovery.mock.mpsclient"], stdin=subprocess.PIPE)
-sys.exit(client.wait())
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+while True:
+    subprocess.Popen([sys.executable, "-m", "discovery.mock.mpsclient"], stdin=subprocess.PIPE).wait()
+    time.sleep(0.5)
 """
-"""Connects as a program of CUDA would, prints what it was given, and stays."""
+"""Connects as a program of CUDA would, prints what it was given, and stays; begins anew when MPS has ended it."""
 
 
 def mount(template: Json) -> None:
