@@ -35,7 +35,7 @@ def read(descriptor: int, *, remaining_s: Callable[[], float] | None = None) -> 
         raise FrameError(f"a message of {length} bytes")
     try:
         return json.loads(_read_exactly(descriptor, length, remaining_s))
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise FrameError(f"a message that is no JSON: {err}") from err
 
 

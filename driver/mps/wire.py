@@ -82,10 +82,10 @@ def read_text(request: Mapping[str, Any], name: str) -> str:
 
 def read_timeout(request: Mapping[str, Any]) -> float:
     """How long the client waits for the answer. Raises WireError."""
-    value = request.get("timeout")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise WireError(f"timeout {value!r} is no time in seconds")
-    return min(float(value), TIMEOUT_MAX_S)
+    seconds = _seconds(request.get("timeout"))
+    if seconds is None or seconds < 0:
+        raise WireError(f"timeout {request.get('timeout')!r} is no time in seconds")
+    return min(seconds, TIMEOUT_MAX_S)
 
 
 def ability_json(ability: Ability) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def read_ability(document: Any) -> Ability:
     reasons = _mapping(fields.get("reasons"), "reasons")
     if not isinstance(spoken, list):
         raise WireError("protocols is no list")
-    known = set(Protocol)
+    known = {protocol.value for protocol in Protocol}
     return Ability(
         instance=_text(fields, "instance"),
         program=_optional_text(fields, "program"),
         version=_optional_text(fields, "version"),
-        protocols=frozenset(Protocol(name) for name in spoken if name in known),
+        protocols=frozenset(Protocol(name) for name in spoken if isinstance(name, str) and name in known),
         reasons={Protocol(name): _text(reasons, name) for name in reasons if name in known},
     )
 
@@ -181,11 +181,11 @@ def read_message(document: Any) -> Mapping[str, Any]:
 
 def _daemon(fields: Mapping[str, Any]) -> Daemon:
     shares = fields.get("shares")
-    since = fields.get("since")
+    since = _seconds(fields.get("since"))
     if not isinstance(shares, list) or not all(isinstance(share, str) for share in shares):
         raise WireError("shares is no list of share ids")
-    if isinstance(since, bool) or not isinstance(since, int | float):
-        raise WireError(f"since {since!r} is no time in seconds")
+    if since is None:
+        raise WireError(f"since {fields.get('since')!r} is no time in seconds")
     try:
         protocol, state = Protocol(_text(fields, "protocol")), DaemonState(_text(fields, "state"))
     except ValueError as error:
@@ -196,11 +196,21 @@ def _daemon(fields: Mapping[str, Any]) -> Daemon:
         protocol=protocol,
         state=state,
         restarts=_required_count(fields, "restarts"),
-        since_s=float(since),
+        since_s=since,
         shares=tuple(shares),
         clients=_count(fields, "clients"),
         error=_optional_text(fields, "error"),
     )
+
+
+def _seconds(value: Any) -> float | None:
+    """A number that JSON may have: of any size, and with Python's reader none at all (NaN)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:

@@ -308,6 +308,7 @@ def test_what_is_printed_in_the_worker_does_not_disturb_its_answers(mock: Path) 
         (b"\x00\x00\x00\x05abc", "closed"),
         (b"\x00\x00\x00\x03abc", "no JSON"),
         (b"\x00\x00\x00\x02\xff\xff", "no JSON"),
+        (b"\x00\x00\x40\x00" + b"[" * 16384, "no JSON"),
         (b"\xff\xff\xff\xff", "a message of 4294967295 bytes"),
     ],
 )

@@ -109,7 +109,28 @@ def test_a_share_with_a_wrong_field_is_refused(change: dict[str, Any]) -> None:
         wire.read_share(wire.share_json(share) | change)
 
 
-@pytest.mark.parametrize("timeout", [None, True, "5", -1, float("nan"), float("inf")])
+def test_what_is_no_text_among_protocols_is_left_out() -> None:
+    document = wire.ability_json(values.Ability(instance="i", protocols=frozenset({shares.Protocol.V3})))
+    document["protocols"] += [{}, [], None, 1]
+    assert wire.read_ability(document).protocols == {shares.Protocol.V3}
+
+
+@pytest.mark.parametrize("since", [None, "1", True, float("nan"), 10**400])
+def test_a_state_without_an_age_is_refused(since: Any) -> None:
+    daemon = {
+        "device": "d",
+        "uuid": "u",
+        "protocol": "v3",
+        "state": "running",
+        "restarts": 0,
+        "shares": [],
+        "since": since,
+    }
+    with pytest.raises(wire.WireError, match="since"):
+        wire.read_status({"instance": "i", "change": 1, "daemons": [daemon]})
+
+
+@pytest.mark.parametrize("timeout", [None, True, "5", -1, float("nan"), float("inf"), 10**400])
 def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
     with pytest.raises(wire.WireError):
         wire.read_timeout({"timeout": timeout})
