@@ -96,6 +96,18 @@ class SupervisedNode(SharedNode):
         programs.write(self._root, self.directory / "s" / "mock")
         self._supervisor: subprocess.Popen[bytes] | None = None
 
+    def start(self, *, crash_at: str | None = None) -> None:
+        """As AgentNode. The first time the supervisor, too, whose programs read the machine: it has to be rendered."""
+        super().start(crash_at=crash_at)
+        if self._supervisor is None:
+            self.slices()
+            self.supervise()
+            self.settle(self._offers_mps, "GPUs shared by MPS")
+
+    def _offers_mps(self) -> bool:
+        offered = [device for body in self.slices() for device in body["spec"].get("devices") or []]
+        return all(device["attributes"]["computeEnforcement"] == {"string": "mps"} for device in offered)
+
     def supervise(self) -> None:
         """Start the supervisor, anew where it runs, and wait until it answers."""
         self.end_supervisor()
@@ -143,6 +155,5 @@ def shared(machine: str) -> Iterator[SharedNode]:
             stack.callback(shutil.rmtree, mps, ignore_errors=True)
             node = supervised = SupervisedNode(directory, name, api, plugins, configuration=CONFIGURATION, mps=mps)
             stack.callback(supervised.end_supervisor)
-            supervised.supervise()
         stack.callback(node.kill)
         yield node
