@@ -47,6 +47,11 @@ def cgroup_root(settings: config.Settings) -> Path:
     return mock_directory(settings) / "sys/fs/cgroup" if settings.mocked else Path("/sys/fs/cgroup")
 
 
+def has_pods(settings: config.Settings) -> bool:
+    """Whether those are kubelet's: a mock machine has cgroups of pods once somebody makes them."""
+    return settings.cgroup_root is not None or not settings.mocked
+
+
 def prober(settings: config.Settings, options: child.ProbeOptions) -> child.ProbeChild:
     """What probes the machine; nothing is read before it is asked."""
     return child.ProbeChild(source=source(settings), options=options)

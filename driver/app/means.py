@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shares of this node can be kept apart with: the MPS supervisor, and nvidia-smi of the driver root, looked at every few seconds.
+"""What shares of this node can be kept apart with: the MPS supervisor, nvidia-smi of the driver root, and the cgroups of pods, looked at
+every few seconds.
 
 Who decides on policies gets an answer at once, from the last look. A supervisor that was there is missed only after a while: it is
 restarted in seconds, and GPUs that nobody has would be offered otherwise and back.
@@ -23,14 +24,17 @@ AWAY_S = 120.0
 
 
 def found(
-    ability: values.Ability | None, *, directory: Path, time_slices: str | None, passing: bool = False
+    ability: values.Ability | None, *, directory: Path, time_slices: str | None, pods: str | None, passing: bool = False
 ) -> nodeabilities.Means:
     """What was found. `directory`: where a supervisor was asked; `passing`: one that did not answer may be back soon."""
     if ability is None:
         why = f"no MPS supervisor answers in {directory}: run `nearfield mps` on this node, as component mps of the deployment does"
-        return nodeabilities.Means(mps_v3=why, mps_legacy=why, time_slices=time_slices, mps_passing=passing)
+        return nodeabilities.Means(mps_v3=why, mps_legacy=why, time_slices=time_slices, pods=pods, mps_passing=passing)
     return nodeabilities.Means(
-        mps_v3=_why_not(ability, Protocol.V3), mps_legacy=_why_not(ability, Protocol.LEGACY), time_slices=time_slices
+        mps_v3=_why_not(ability, Protocol.V3),
+        mps_legacy=_why_not(ability, Protocol.LEGACY),
+        time_slices=time_slices,
+        pods=pods,
     )
 
 
@@ -49,16 +53,24 @@ class Watched:
         directory: Path,
         ability: Callable[[], values.Ability | None],
         time_slices: Callable[[], str | None],
+        pods: Callable[[], str | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ability`: that of the supervisor in `directory`; `time_slices`: why turns cannot be set. Neither raises."""
+        """`ability`: that of the supervisor in `directory`; `time_slices`: why turns cannot be set; `pods`: why the cgroups of pods
+        cannot be reached. None of them raises.
+        """
         self._directory = directory
         self._ability = ability
         self._time_slices = time_slices
+        self._pods = pods
         self._clock = clock
         self._answered_s = clock()
         self._means = nodeabilities.Means(
-            mps_v3="nobody has looked yet", mps_legacy="nobody has looked yet", time_slices=None, mps_passing=True
+            mps_v3="nobody has looked yet",
+            mps_legacy="nobody has looked yet",
+            time_slices=None,
+            pods=None,
+            mps_passing=True,
         )
         self._looked = threading.Event()
 
@@ -82,6 +94,7 @@ class Watched:
             ability,
             directory=self._directory,
             time_slices=self._time_slices(),
+            pods=self._pods(),
             passing=now_s - self._answered_s < AWAY_S,
         )
         self._looked.set()

@@ -113,7 +113,13 @@ def build(
     driver_root = rootfs.installed(settings.driver_root, mount=settings.driver_root_mount, mocked=settings.mocked)
     supervisor = client.Client(settings.mps_dir)
     turns = timeslices.TimeSlices(driver_root)
-    watched = means.Watched(directory=settings.mps_dir, ability=supervisor.ability, time_slices=turns.problem)
+    pods = cgroups.Cgroups(hardware.cgroup_root(settings))
+    watched = means.Watched(
+        directory=settings.mps_dir,
+        ability=supervisor.ability,
+        time_slices=turns.problem,
+        pods=pods.problem if hardware.has_pods(settings) else lambda: None,
+    )
     policies = sharing.build(record, given, can=watched.can)
     leadership = epoch.Epoch(settings.state_dir)
     stack.callback(leadership.close)
@@ -138,7 +144,6 @@ def build(
         gpusettings.GpuSettings(settings.state_dir, boot_id=boot_id),
         seen=lambda gpu: _seen_mode(readings, gpu),
     )
-    pods = cgroups.Cgroups(hardware.cgroup_root(settings))
     enforcer = enforcing.Enforcer(working, supervisor, pods, gpu_modes)
 
     def make_keeper() -> keeping.Keeper:

@@ -52,11 +52,11 @@ COLUMNS: tuple[tuple[str, str], ...] = (
       nearfield devices --mock dgx-h100 -o json | jq '.items[].attributes.alignedPair.string'
     """,
 )
-@parameters.add(*source.OPTIONS, "mps-dir")
+@parameters.add(*source.OPTIONS, "mps-dir", "cgroup-root")
 @output.option()
 def command(output_format: output.Format, **values: str | None) -> None:
     """List the devices."""
-    parsed = source.parse(values, "mps-dir")
+    parsed = source.parse(values, "mps-dir", "cgroup-root")
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
     entries = source.prepared(parsed)

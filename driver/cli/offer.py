@@ -12,6 +12,8 @@ from driver import config
 from driver.publish import devices, wanted
 from driver.sharing import abilities, nodeabilities, policy
 
+_CGROUPS = "/sys/fs/cgroup"
+
 
 def shared(snapshot: model.Snapshot, parsed: Mapping[str, Any], agent: config.AgentConfig) -> policy.Resolved:
     """How the configuration file shares the GPUs, with what this node can enforce now."""
@@ -24,16 +26,17 @@ def _can(snapshot: model.Snapshot, parsed: Mapping[str, Any], agent: config.Agen
         return abilities.unknown
     from driver.app import means
     from driver.mps import client
-    from driver.prepare import rootfs, timeslices
+    from driver.prepare import cgroups, rootfs, timeslices
 
     directory: Path = parsed["mps_dir"]
-    root = rootfs.installed(
-        parsed["driver_root"],
-        mount=parsed.get("driver_root_mount"),
-        mocked=parsed["mock"] is not None or parsed["mock_node_label"] is not None,
-    )
+    mocked = parsed["mock"] is not None or parsed["mock_node_label"] is not None
+    root = rootfs.installed(parsed["driver_root"], mount=parsed.get("driver_root_mount"), mocked=mocked)
+    cgroup_root: Path | None = parsed.get("cgroup_root", None if mocked else Path(_CGROUPS))
     found = means.found(
-        client.Client(directory).ability(), directory=directory, time_slices=timeslices.TimeSlices(root).problem()
+        client.Client(directory).ability(),
+        directory=directory,
+        time_slices=timeslices.TimeSlices(root).problem(),
+        pods=None if cgroup_root is None else cgroups.Cgroups(cgroup_root).problem(),
     )
     return lambda gpu: nodeabilities.node_abilities(gpu, snapshot, found)
 

@@ -26,13 +26,13 @@ from driver.publish import limits, slices
       nearfield slices --mock gb200-tray --node-name n1 -o yaml | kubectl create -f -
     """,
 )
-@parameters.add(*source.OPTIONS, "mps-dir", "node-name")
+@parameters.add(*source.OPTIONS, "mps-dir", "cgroup-root", "node-name")
 @output.option()
 def command(output_format: output.Format, **values: str | None) -> None:
     """Print the slices."""
     if values["node_name"] is None:
         values["node_name"] = _host_name()
-    parsed = source.parse(values, "mps-dir", "node-name")
+    parsed = source.parse(values, "mps-dir", "cgroup-root", "node-name")
     agent = source.read_config(parsed)
     snapshot = source.take_snapshot(parsed, agent)
     ours = source.held(source.prepared(parsed)) or ()

@@ -44,6 +44,15 @@ class Cgroups:
         self._parents: tuple[str, ...] = ()
         self._searched_s = float("-inf")
 
+    def problem(self) -> str | None:
+        """Why the cgroups of pods cannot be reached, in a sentence that says what would help; None where they can."""
+        if any(os.path.isdir(parent) for parent in self._parents) or self._search():  # noqa: PTH112 - asked every few seconds
+            return None
+        return (
+            f"there is no {_OUTER} below {self.root}, so that the cgroups of pods cannot be reached: a container sees its own alone"
+            " unless the node's are mounted, as component cgroups of the deployment does; and see --cgroup-root"
+        )
+
     def find(self, pod_uid: str) -> str | None:
         """The full path of a pod's cgroup, None while there is none."""
         if _UID.fullmatch(pod_uid) is None:

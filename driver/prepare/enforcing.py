@@ -60,7 +60,7 @@ class Enforcer:
         time_left = locks.Deadline(timeout_s, clock=self._clock)
         for gpu in sorted(duties.one_process((entry,))):
             self._modes.one_process(gpu, begun=begun, timeout_s=_left(time_left))
-        self.limit(entry, others, pods=entry.pods, timeout_s=_left(time_left))
+        self.limit(entry, others, pods=self._there(entry), timeout_s=_left(time_left))
         for gpu, turns in sorted(duties.turns((entry,)).items()):
             self._modes.turns(gpu, turns, timeout_s=_left(time_left))
         for share in duties.mps((entry,)):
@@ -126,6 +126,14 @@ class Enforcer:
             # A supervisor that has ended took its daemons with it.
             if not isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError):
                 raise WorkError(str(error), kind=work.Kind.FAILED, retryable=error.retryable) from error
+
+    def _there(self, entry: ledger.Entry) -> tuple[str, ...]:
+        """The pods of an entry to be limited: one that joined may have outlived the first. Of a pod that is alone its cgroup has to
+        be there, and so has one of several.
+        """
+        if len(entry.pods) < 2:
+            return entry.pods
+        return tuple(pod for pod in entry.pods if self._pods.find(pod) is not None) or entry.pods
 
     def _path(self, pod: str) -> str:
         path = self._pods.find(pod)

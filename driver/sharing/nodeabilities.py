@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a node can enforce of the shares of a GPU, from what was read of it and of the programs beside the driver. Pure.
 
-- Memory by cgroup: NVML's memory limits (driver 615 and newer), cgroup v2, no MIG (NVIDIA, "MPS v3 Memory Partitioning").
+- Memory by cgroup: NVML's memory limits (driver 615 and newer), cgroup v2, no MIG (NVIDIA, "MPS v3 Memory Partitioning"), and
+  the cgroups of pods, which a container sees only where the node's are mounted.
 - MPS v3 and legacy MPS: limits of a client need Volta or newer. A program that forgets its MPS gets no GPU only where the compute mode
   is EXCLUSIVE_PROCESS, which a MIG instance has not (nvmlDeviceSetComputeMode): there MPS is cooperative at most.
 - Turns of a set length: nvidia-smi of the driver root (compute-policy), Volta or newer, and never of a MIG instance.
@@ -32,12 +33,13 @@ _MORE_CLIENTS = 60
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
     """What there is beside the driver: for each, why it cannot be had, in a sentence that says what would help, None where it can.
-    `mps_passing`: MPS may be had again without anybody doing anything.
+    `pods`: the cgroups of pods. `mps_passing`: MPS may be had again without anybody doing anything.
     """
 
     mps_v3: str | None
     mps_legacy: str | None
     time_slices: str | None
+    pods: str | None
     mps_passing: bool = False
 
 
@@ -57,7 +59,7 @@ def node_abilities(gpu: model.Gpu, snapshot: model.Snapshot, means: Means) -> Ab
         away = abilities.without(f"the GPU cannot be used now ({gpu.state})", passing=True)
         return replace(away, mps_clients=_clients(snapshot.nvidia_driver))
     mps, legacy = _mps_v3(gpu, means), _mps_legacy(gpu, means)
-    memory = _found({Memory.CGROUP: _cgroup(gpu, snapshot), Memory.MPS: mps, Memory.COOPERATIVE: legacy})
+    memory = _found({Memory.CGROUP: _cgroup(gpu, snapshot, means), Memory.MPS: mps, Memory.COOPERATIVE: legacy})
     compute = _found({Compute.MPS: mps, Compute.COOPERATIVE: legacy, Compute.TIMESLICE: _turns(gpu, means)})
     return Abilities(
         memory={level: why.reason for level, why in memory.items()},
@@ -72,7 +74,7 @@ def _found(levels: Mapping[_Level, _Why | None]) -> dict[_Level, _Why]:
     return {level: why for level, why in levels.items() if why is not None}
 
 
-def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot) -> _Why | None:
+def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot, means: Means) -> _Why | None:
     if _divided(gpu):
         return _Why("the driver limits the memory of no MIG instance by cgroup")
     reasons = []
@@ -85,6 +87,8 @@ def _cgroup(gpu: model.Gpu, snapshot: model.Snapshot) -> _Why | None:
         reasons.append(
             "this node has cgroup v1, and it takes v2: boot it with systemd.unified_cgroup_hierarchy=1, or use a newer system"
         )
+    elif snapshot.host.cgroup == 2 and means.pods is not None:
+        reasons.append(means.pods)
     if reasons:
         return _Why(", and ".join(reasons))
     if snapshot.host.cgroup is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nearfield devices`, `slices` and `config` on GPUs that are given out in shares, as processes.
 
-- what this node can enforce is looked at: the machine, the MPS supervisor, nvidia-smi of the driver root
+- what this node can enforce is looked at: the machine, the MPS supervisor, nvidia-smi of the driver root, the cgroups of pods
 - where nothing is shared nobody is asked
 """
 
@@ -78,6 +78,16 @@ def test_nvidia_smi_of_the_driver_root_is_looked_for(beside: mps.Node, tmp_path:
     program.chmod(0o755)
     found = enforced(config, "--mps-dir", beside.directory, "--driver-root", beside.root)
     assert found == [("cgroup", "timeslice")]
+
+
+def test_the_cgroups_of_pods_are_looked_for(beside: mps.Node, tmp_path: Path) -> None:
+    config = tmp_path / "agent.yaml"
+    config.write_text(HEAD + "- mode: shares\n  shares: {memory: cgroup, compute: none}\n", encoding="utf-8")
+    arguments = ("--mps-dir", beside.directory, "--cgroup-root", tmp_path)
+    table = nearfield("devices", "--mock", MACHINE, "--config", config, *arguments)
+    assert f"memory by cgroup: there is no kubepods below {tmp_path}" in table
+    (tmp_path / "kubepods.slice").mkdir()
+    assert enforced(config, *arguments) == [("cgroup", "none")] * 8
 
 
 def test_a_configuration_with_shares_is_checked_and_shown_whole(tmp_path: Path) -> None:

@@ -36,9 +36,14 @@ class World:
     def __init__(self) -> None:
         self.ability: values.Ability | None = BOTH
         self.turns: str | None = None
+        self.pods: str | None = None
         self.now_s = 1000.0
         self.watched = means.Watched(
-            directory=PLACE, ability=lambda: self.ability, time_slices=lambda: self.turns, clock=lambda: self.now_s
+            directory=PLACE,
+            ability=lambda: self.ability,
+            time_slices=lambda: self.turns,
+            pods=lambda: self.pods,
+            clock=lambda: self.now_s,
         )
 
     def kept_away(self) -> set[Compute]:
@@ -64,6 +69,9 @@ def test_what_the_supervisor_says_counts() -> None:
     world.turns = "nvidia-smi is not there"
     assert world.watched.look()
     assert world.watched.can(SNAPSHOT)(GPU).compute[Compute.TIMESLICE] == "nvidia-smi is not there"
+    world.pods = "there is no kubepods"
+    assert world.watched.look()
+    assert world.watched.can(SNAPSHOT)(GPU).memory[Memory.CGROUP] == "there is no kubepods"
     assert not world.watched.look()
 
 
@@ -106,7 +114,7 @@ def test_before_the_first_look_nothing_is_gone_for_good() -> None:
 
 
 def test_where_no_supervisor_is_nothing_is_waited_for(tmp_path: Path) -> None:
-    found = means.found(client.Client(tmp_path).ability(), directory=tmp_path, time_slices=None)
+    found = means.found(client.Client(tmp_path).ability(), directory=tmp_path, time_slices=None, pods=None)
     assert found.mps_v3 == found.mps_legacy
     assert f"no MPS supervisor answers in {tmp_path}" in str(found.mps_v3)
     assert not found.mps_passing

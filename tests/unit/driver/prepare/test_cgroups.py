@@ -51,6 +51,19 @@ def test_a_pod_is_found_wherever_kubelet_keeps_it(tmp_path: Path, inside: str) -
     assert found.pods() == {UID: path}
 
 
+def test_where_no_pod_can_have_a_cgroup_that_is_told(tmp_path: Path) -> None:
+    clock = Clock()
+    found = cgroups.Cgroups(tmp_path, clock=clock)
+    folder(tmp_path, "system.slice")
+    assert f"there is no kubepods below {tmp_path}" in str(found.problem())
+    clock.now_s += 60
+    folder(tmp_path, "kubepods.slice")
+    assert found.problem() is None
+    (tmp_path / "kubepods.slice").rmdir()
+    clock.now_s += 60
+    assert found.problem() is not None
+
+
 def test_what_is_no_cgroup_of_a_pod_is_not_taken_for_one(tmp_path: Path) -> None:
     for inside in (
         f"elsewhere/pod{UID}",  # not below kubepods

@@ -125,6 +125,15 @@ def test_a_pod_that_is_gone_took_its_limit_with_it(node: Node) -> None:
         node.unprepare(entry)
 
 
+def test_a_pod_that_joined_outlives_the_first(node: Node) -> None:
+    node.pods.add(2)
+    node.prepare(share(1, pods=[1, 2]), begun=True)
+    assert list(node.limited()) == [keeping.pod_uid(2)]
+    node.pods.remove(2)
+    with pytest.raises(WorkError, match="cgroup of pod"):
+        node.prepare(share(1, pods=[1, 2]), begun=True)
+
+
 def test_a_gpu_that_is_lost_keeps_nothing_else_in_place(node: Node) -> None:
     node.pods.add(1)
     entry = share(1, by=CGROUP_MPS, pods=[1])

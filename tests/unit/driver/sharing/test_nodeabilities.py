@@ -19,7 +19,7 @@ from driver.sharing.shares import Compute, Memory
 from tests.fakes import divided, publishing
 
 NEW = model.NvidiaDriver(version="615.12", cuda_version=(13, 4))
-MEANS = nodeabilities.Means(mps_v3=None, mps_legacy=None, time_slices=None)
+MEANS = nodeabilities.Means(mps_v3=None, mps_legacy=None, time_slices=None, pods=None)
 READY: dict[str, Any] = {"memory_limits": True, "compute_mode": limits.ComputeMode.DEFAULT}
 
 
@@ -69,6 +69,16 @@ def test_memory_by_cgroup_needs_driver_and_kernel(changes: dict[str, Any], said:
     assert missing(found) == ({"cgroup"}, set())
     assert found.memory[Memory.CGROUP].startswith(said)
     assert found.passing_memory == ({Memory.CGROUP} if "not known" in said or "not tell" in said else set())
+
+
+def test_memory_by_cgroup_needs_the_cgroups_of_pods() -> None:
+    hidden = replace(MEANS, pods="there is no kubepods below /sys/fs/cgroup")
+    found = can(means=hidden)
+    assert missing(found) == ({"cgroup"}, set())
+    assert found.memory[Memory.CGROUP] == hidden.pods
+    assert not found.passing_memory
+    # What of v1 is seen says nothing of where v2 would be.
+    assert "kubepods" not in can(means=hidden, cgroup=1).memory[Memory.CGROUP]
 
 
 def test_all_that_keeps_a_level_away_is_said_at_once() -> None:
