@@ -28,6 +28,7 @@ from tests.e2e.kit.space import Space
 BUS = "0000:9d:00.0"
 GPU = "gpu-0000-9d-00-0"
 SEEN = "/seen-by-the-driver"
+END = "=====end"
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_the_limit_stands_before_a_container_runs(site: Site, space: Space) -> N
     for name, resources in qos.items():
         container = make.container(
             claims=["gpu"],
-            script=f"cat {SEEN}/nvml.json; {make.WAIT}",
+            script=f"cat {SEEN}/nvml.json; echo; echo {END}; {make.WAIT}",
             volumeMounts=[{"name": "machine", "mountPath": SEEN, "readOnly": True}],
         )
         container["resources"] |= resources
@@ -91,7 +92,8 @@ def test_the_limit_stands_before_a_container_runs(site: Site, space: Space) -> N
     for name in qos:
         assert portions.devices(site, space, name) == (GPU,)
         folder = portions.pod_cgroup(site, uid(space, name))
-        assert read(space.logs(name))[str(folder)] == (7 * GIB, 7 * GIB)
+        seen = waiting.until(_whole(space, name), "all that it has read")
+        assert read(seen)[str(folder)] == (7 * GIB, 7 * GIB)
         if name == "guaranteed":
             assert folder.parent.name == "kubepods"
         else:
@@ -99,6 +101,16 @@ def test_the_limit_stands_before_a_container_runs(site: Site, space: Space) -> N
         space.delete("Pod", name)
         waiting.until(_gone(folder), "kubelet has removed the cgroup of the pod")
     assert limits_of(site) == {}
+
+
+def _whole(space: Space, pod: str) -> Callable[[], str | None]:
+    """What a container has read, once all of it is in its log."""
+
+    def look() -> str | None:
+        text, end, _ = space.logs(pod).partition(END)
+        return text if end else None
+
+    return look
 
 
 def _gone(folder: Path) -> Callable[[], bool]:

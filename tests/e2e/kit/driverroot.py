@@ -31,28 +31,53 @@ def mount(template: Json) -> None:
     template["spec"]["volumes"].append({"name": "e2e-programs", "hostPath": {"path": ROOT, "type": "Directory"}})
 
 
+INSTALL = """
+import glob, os, re, shutil, sys
+from discovery.mock import programs
+machine = sys.argv[1]
+version = re.search("[0-9]+[.][0-9]+[.][0-9]+", open(machine + "/proc/driver/nvidia/version").read())[0]
+source = min((path for path in glob.glob("/lib/*-linux-gnu/lib*.so.*") if "/libc.so" not in path), key=os.path.getsize)
+folder = "/root-of-driver/usr/lib/" + source.split("/")[2]
+os.makedirs(folder, exist_ok=True)
+for stem in ("libcuda", "libnvidia-ml"):
+    shutil.copyfile(source, f"{folder}/{stem}.so.{version}")
+    for link in (f"{folder}/{stem}.so.1", f"{folder}/{stem}.so"):
+        if not os.path.lexists(link):
+            os.symlink(f"{stem}.so.{version}", link)
+sys.exit(programs.main(["/root-of-driver", machine]))
+"""
+"""The programs, and libraries of the version that the machine has loaded, without which no container gets a GPU."""
+
+REMOVE = """
+import os, shutil
+for name in os.listdir("/root-of-driver"):
+    shutil.rmtree("/root-of-driver/" + name)
+"""
+
+
 @contextlib.contextmanager
 def installed(space: Space) -> Iterator[None]:
-    """It is there for the block."""
-    _run(
-        space,
-        "install",
-        "from discovery.mock import programs; sys.exit(programs.main(['/root-of-driver', sys.argv[1]]))",
-    )
+    """It is there for the block; the agent has its machine before."""
+    _run(space, "install", INSTALL)
     try:
         yield
     finally:
-        remove = "[shutil.rmtree('/root-of-driver/' + name) for name in os.listdir('/root-of-driver')]"
-        _run(space, "remove", remove)
+        _run(space, "remove", REMOVE)
 
 
 def _run(space: Space, name: str, code: str) -> None:
-    folder = {"name": "folder", "hostPath": {"path": ROOT, "type": "DirectoryOrCreate"}}
+    volumes = [
+        {"name": "folder", "hostPath": {"path": ROOT, "type": "DirectoryOrCreate"}},
+        {"name": "machine", "hostPath": {"path": MACHINE, "type": "Directory"}},
+    ]
     container = make.container(
         image=make.AGENT_IMAGE,
-        command=["python3", "-c", f"import os, shutil, sys; {code}", MACHINE],
-        volumeMounts=[{"name": "folder", "mountPath": "/root-of-driver"}],
+        command=["python3", "-c", code, MACHINE],
+        volumeMounts=[
+            {"name": "folder", "mountPath": "/root-of-driver"},
+            {"name": "machine", "mountPath": MACHINE, "readOnly": True},
+        ],
     )
-    space.create(make.pod(name, containers=[container], volumes=[folder]))
+    space.create(make.pod(name, containers=[container], volumes=volumes))
     space.succeeded(name)
     space.delete("Pod", name)

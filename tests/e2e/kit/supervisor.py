@@ -64,12 +64,13 @@ def _ready(item: Json) -> bool:
 
 def pod(site: Site) -> Json:
     """Its one pod that is not being deleted."""
-    (found,) = (
+    found = [
         item
         for item in site.api.items("Pod", agents.NAMESPACE, labels=LABELS)
         if "deletionTimestamp" not in item["metadata"]
-    )
-    return found
+    ]
+    assert len(found) == 1, [item["metadata"]["name"] for item in found]
+    return found[0]
 
 
 def run(site: Site, *command: str) -> str:
