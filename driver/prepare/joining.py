@@ -210,17 +210,20 @@ class Joining:
             failures += 1
 
     def _heard(self, claim: values.ClaimRef, body: Mapping[str, Any]) -> None:
-        """Expect the cgroups of pods that are new, and no longer those of pods that have gone."""
+        """Expect the cgroups of pods that are new, and no longer those of pods that have gone. One that the row has, and that could
+        not be limited yet, is expected still.
+        """
         found = consumers(body, uid=claim.uid)
         if found is None:
             return
         if found.others:
             self._joins.others(claim, found.others)
+        named = frozenset(pod.uid for pod in found.pods)
         new = {pod.uid: pod for pod in found.pods if not self._joins.has(claim, pod)}
         with self._changed:
             if claim.uid not in self._watched:
                 return
-            for key in [key for key in self._expected if key[0] == claim.uid and key[1] not in new]:
+            for key in [key for key in self._expected if key[0] == claim.uid and key[1] not in named]:
                 del self._expected[key]
             for uid, pod in new.items():
                 self._expected.setdefault((claim.uid, uid), _Expected(claim, pod, self._clock()))

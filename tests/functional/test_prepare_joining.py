@@ -43,11 +43,11 @@ class Joins:
 
     def join(self, claim: values.ClaimRef, pod: joining.Pod) -> bool:
         assert claim == CLAIM
+        self.has_limits.add(pod.uid)  # the row comes first
         if self.fails:
             self.fails -= 1
             return False
         self.joined.append(pod.uid)
-        self.has_limits.add(pod.uid)
         return True
 
     def others(self, claim: values.ClaimRef, consumers: tuple[str, ...]) -> None:
@@ -119,6 +119,18 @@ def test_a_pod_that_joined_before_the_watch_began_is_seen_and_a_failure_is_tried
     node.joins.cgroups.add("second")
     node.joins.fails = 3
     node.follow()
+    until(lambda: node.joins.joined == ["second"])
+
+
+def test_a_pod_that_is_in_the_row_and_has_no_limit_yet_is_not_forgotten(node: Node) -> None:
+    node.joins.fails = 1_000_000
+    node.joins.cgroups.add("second")
+    node.follow()
+    node.reserve(*pods("first", "second"))
+    until(lambda: "second" in node.joins.has_limits)
+    node.reserve(*pods("first", "second", "third"))
+    until(lambda: (CLAIM.uid, "third") in node.joining._expected)
+    node.joins.fails = 0
     until(lambda: node.joins.joined == ["second"])
 
 
