@@ -105,7 +105,7 @@ class Joins(Protocol):
         """Give a pod that has its cgroup the limits of a claim; whether there is nothing more to do. Never raises."""
 
     def others(self, claim: values.ClaimRef, consumers: tuple[str, ...]) -> None:
-        """A claim is reserved for others than pods. Never raises."""
+        """Whom but pods a claim is reserved for; nobody any more, too. Never raises."""
 
 
 class Joining:
@@ -196,7 +196,7 @@ class Joining:
                     failures = 0
                     self._trouble.passed()
                     if kind in ("ADDED", "MODIFIED"):
-                        self._heard(watched.claim, body)
+                        self._heard(watched, body)
             except (ApiError, RecordError) as error:
                 if watched.over.is_set():
                     return
@@ -209,14 +209,16 @@ class Joining:
             watched.over.wait(self._pauses_s[min(failures, len(self._pauses_s) - 1)])
             failures += 1
 
-    def _heard(self, claim: values.ClaimRef, body: Mapping[str, Any]) -> None:
+    def _heard(self, watched: _Watched, body: Mapping[str, Any]) -> None:
         """Expect the cgroups of pods that are new, and no longer those of pods that have gone. One that the row has, and that could
         not be limited yet, is expected still.
         """
+        claim = watched.claim
         found = consumers(body, uid=claim.uid)
         if found is None:
             return
-        if found.others:
+        if found.others != watched.others:
+            watched.others = found.others
             self._joins.others(claim, found.others)
         named = frozenset(pod.uid for pod in found.pods)
         new = {pod.uid: pod for pod in found.pods if not self._joins.has(claim, pod)}
@@ -235,6 +237,7 @@ class _Watched:
 
     def __init__(self, claim: values.ClaimRef) -> None:
         self.claim = claim
+        self.others: tuple[str, ...] = ()
         self.over = threading.Event()
         self._lock = threading.Lock()
         self._watch: Watch | None = None

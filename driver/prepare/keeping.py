@@ -185,6 +185,10 @@ class Keeper:
             for row in self._followed or ()
             if len(row.pods) > 1 and len(pods := [pod for pod in row.pods if self._pods.find(pod) is not None]) > 1
         ]
+        found += [
+            _finding("share-joined", f"{claim.namespace}/{claim.name}", message)
+            for claim, message in self._told.unlimited()
+        ]
         return tuple(found)
 
     def run(self) -> None:
@@ -319,7 +323,7 @@ class Keeper:
         return True
 
     def others(self, claim: values.ClaimRef, consumers: tuple[str, ...]) -> None:
-        """A claim is reserved for others than pods. Never raises."""
+        """Whom but pods a claim is reserved for; nobody any more, too. Never raises."""
         self._told.reserved(claim, consumers)
 
     def _keeps(self, entry: ledger.Entry) -> bool:

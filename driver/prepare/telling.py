@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from driver import quantity, values
 from driver.prepare import ledger, mpscare
@@ -15,6 +15,10 @@ SEVERAL = "SeveralMpsShares"
 JOINED = "ShareJoined"
 
 _SHOWN = 4
+_UNNAMED = (
+    "pods that are not named in status.reservedFor get no limit of their GPU memory. Give each pod a claim of its own (a"
+    " ResourceClaimTemplate)"
+)
 
 
 class Telling:
@@ -24,6 +28,7 @@ class Telling:
         self._events = events
         self._known: frozenset[str] = frozenset()
         self._reserved: set[tuple[str, str]] = set()
+        self._others: dict[values.ClaimUid, tuple[values.ClaimRef, tuple[str, ...]]] = {}
 
     def tell(self, rows: Iterable[ledger.Entry], *, first: bool) -> None:
         """Say what there is to say on claims that were not there before. `first`: those that are there now were told of by the
@@ -40,18 +45,30 @@ class Telling:
                 self._events.claim(row.claim, reason=SEVERAL, message=several)
         self._known = frozenset(found)
         self._reserved = {key for key in self._reserved if key[0] in found}
+        for gone in [uid for uid in tuple(self._others) if uid not in found]:
+            self._others.pop(gone, None)
 
-    def reserved(self, claim: values.ClaimRef, consumers: Iterable[str]) -> None:
-        """Say that others than pods use a claim, whose pods it does not name."""
+    def reserved(self, claim: values.ClaimRef, consumers: Sequence[str]) -> None:
+        """Say that others than pods use a claim, whose pods it does not name; `consumers`: all of them, which may be none."""
+        if consumers:
+            self._others[claim.uid] = (claim, tuple(consumers))
+        else:
+            self._others.pop(claim.uid, None)
         for consumer in consumers:
             if (claim.uid, consumer) not in self._reserved:
                 self._reserved.add((claim.uid, consumer))
                 self._events.claim(
                     claim,
                     reason=JOINED,
-                    message=f"It is reserved for {consumer} as well: pods that are not named in status.reservedFor get no limit of"
-                    " their GPU memory. Give each pod a claim of its own (a ResourceClaimTemplate)",
+                    message=f"It is reserved for {consumer} as well: {_UNNAMED}",
                 )
+
+    def unlimited(self) -> tuple[tuple[values.ClaimRef, str], ...]:
+        """The claims that others than pods use, with what is to be said of each."""
+        return tuple(
+            (claim, f"{claim} is reserved for {', '.join(consumers[:_SHOWN])} as well: {_UNNAMED}")
+            for claim, consumers in tuple(self._others.values())
+        )
 
 
 def advisory(entry: ledger.Entry) -> str | None:

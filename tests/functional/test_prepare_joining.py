@@ -169,6 +169,8 @@ def test_consumers_that_are_no_pods_are_told(node: Node) -> None:
     node.reserve({"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "g"})
     node.follow()
     until(lambda: node.joins.told == [("podgroups gang",)])
+    node.reserve(*pods("first"))
+    until(lambda: node.joins.told == [("podgroups gang",), ()])
 
 
 @pytest.mark.parametrize(

@@ -329,6 +329,19 @@ def test_a_pod_that_joins_has_the_limit_over_restarts_and_loses_it_with_the_clai
     assert again.codes() == []
 
 
+def test_a_claim_that_a_group_of_pods_uses_is_a_finding_while_it_does(node: Node) -> None:
+    agent = node.agent()
+    node.tree.add(1)
+    entry = agent.prepare(share(1, pods=[1]))
+    agent.look()
+    agent.keeper.others(entry.claim, ("podgroups gang",))
+    assert agent.codes() == ["share-joined"]
+    agent.look()
+    assert agent.codes() == ["share-joined"]
+    agent.keeper.others(entry.claim, ())
+    assert agent.codes() == []
+
+
 def test_a_pod_that_cannot_be_limited_yet_is_tried_again(node: Node) -> None:
     agent = node.agent()
     node.tree.add(1, 2)

@@ -77,6 +77,20 @@ def test_other_consumers_are_told_once() -> None:
     assert [(claim, reason) for claim, reason, _ in events.told] == [(row.claim, "ShareJoined")]
 
 
+def test_claims_that_others_than_pods_use_are_known_as_long_as_they_do() -> None:
+    told = telling.Telling(keeping.Events())
+    one, two = share(1, pods=[1]), share(2, pods=[2])
+    told.tell([one, two], first=False)
+    told.reserved(one.claim, ("podgroups gang",))
+    told.reserved(two.claim, ("podgroups crew",))
+    (first, said), (second, _) = told.unlimited()
+    assert (first, second) == (one.claim, two.claim)
+    assert "reserved for podgroups gang as well: pods that are not named in status.reservedFor get no limit" in said
+    told.reserved(one.claim, ())
+    told.tell([one], first=False)
+    assert told.unlimited() == ()
+
+
 def test_a_pod_that_joined_is_told_with_what_it_may_use() -> None:
     row = share(1, memory=20 * GIB, pods=[1, 2])
     said = telling.joins(row, Pod(name="p", uid="u"))
