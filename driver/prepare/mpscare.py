@@ -94,12 +94,12 @@ class MpsCare:
 
     def findings(self) -> tuple[model.Finding, ...]:
         """What a person should know of daemons that do not run."""
-        away = self._away.text
+        away, status = self._away.text, self._status
         if away is not None and self._wanted.is_set():
             return (_finding("mps-supervisor-away", "mps", f"{away}; claims that share a GPU by MPS have no daemon"),)
         found = {
             daemon.device: f"its MPS daemon does not run ({daemon.error or 'it ended'})"
-            for daemon in (self._status.daemons.values() if self._status is not None else ())
+            for daemon in (status.daemons.values() if status is not None else ())
             if daemon.state is DaemonState.WAITING and daemon.shares
         }
         return tuple(
@@ -191,7 +191,7 @@ class MpsCare:
                 self._say(
                     daemon,
                     "MpsRestarted",
-                    "The MPS supervisor of this node was restarted, and with it the MPS daemon of {device}: programs of this claim"
+                    f"The MPS supervisor of this node was restarted, and with it the MPS daemon of device {daemon.device}: programs of this claim"
                     " that used the GPU were ended and have to be started again",
                 )
             return
@@ -205,19 +205,18 @@ class MpsCare:
                 self._say(
                     before,
                     "MpsDaemonEnded",
-                    "The MPS daemon of {device} ended"
+                    f"The MPS daemon of device {device} ended"
                     + (f" ({daemon.error})" if daemon.error else "")
                     + ": programs of this claim that used the GPU were ended and have to be started again; the daemon is started"
                     " again by itself",
                 )
 
     def _say(self, daemon: mps_values.Daemon, reason: str, message: str) -> None:
-        text = message.format(device=f"device {daemon.device}")
-        logger.warning("%s", text)
+        logger.warning("%s", message)
         shared = frozenset(daemon.shares)
         for row in self._rows():
             if any(result.share_id in shared and result.device == daemon.device for result in row.results):
-                self._events.claim(row.claim, reason=reason, message=text)
+                self._events.claim(row.claim, reason=reason, message=message)
 
 
 def _finding(code: str, subject: str, message: str) -> model.Finding:
