@@ -134,6 +134,17 @@ def test_the_cgroup_of_a_pod_is_limited_for_as_long_as_its_claim_is_prepared(nod
     assert hardware.limit(of_second) is None
 
 
+def test_where_the_cgroups_of_pods_are_not_seen_nothing_is_promised_of_them(node: agents.Node) -> None:
+    hidden = node.directory / "cgroup"
+    hidden.mkdir()
+    agent = start(node, "memory: cgroup, compute: none", "--cgroup-root", str(hidden))
+    node.wait_for_devices(8)
+    assert not any(device.get("allowMultipleAllocations") for device in node.devices())
+    agents.until(lambda: "there is no kubepods" in agent.said(), "a line that says why")
+    (hidden / "kubepods").mkdir()
+    shared(node)
+
+
 def test_a_pod_that_joins_gets_the_same_limit_and_people_are_told(node: agents.Node) -> None:
     agent = start(node, "memory: cgroup, compute: none")
     device = shared(node)
