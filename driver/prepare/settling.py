@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from discovery import limits
@@ -20,6 +20,9 @@ from driver import values
 from driver.prepare import cgroups, duties, ledger, modes
 
 logger = logging.getLogger(__name__)
+
+ASKED_AT_ONCE = 250
+"""Pods that one call is for: a node may have many, and a call that takes too long is taken for one that hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +87,24 @@ class Settler:
             raise failed
 
     def settle_limits(self, gpu: PciAddress, rows: Sequence[ledger.Entry], *, timeout_s: float) -> tuple[Seen, ...]:
-        """Limits of pods on a GPU, and what these use of it."""
+        """Limits of pods on a GPU, and what these use of it; those that rows ask for first. `timeout_s`: for each call."""
         wanted = duties.pod_limits(rows).get(gpu, {})
-        paths = self._pods.pods()
-        if not paths:
-            return ()
+        pods = sorted(self._pods.pods().items(), key=lambda each: each[0] not in wanted)
+        seen: list[Seen] = []
+        for begin in range(0, len(pods), ASKED_AT_ONCE):
+            some = dict(pods[begin : begin + ASKED_AT_ONCE])
+            seen += self._settle_some(gpu, some, wanted, rows, timeout_s=timeout_s)
+        return tuple(seen)
+
+    def _settle_some(
+        self,
+        gpu: PciAddress,
+        paths: Mapping[str, str],
+        wanted: Mapping[str, MemoryLimit],
+        rows: Sequence[ledger.Entry],
+        *,
+        timeout_s: float,
+    ) -> list[Seen]:
         found = self._limiting.memory_use(gpu, tuple(paths.values()), timeout_s=timeout_s)
         read_at = self._clock()
         changes: dict[str, MemoryLimit] = {}
@@ -116,7 +132,7 @@ class Settler:
                 )
         if changes:
             self._limiting.limit_memory(gpu, changes, timeout_s=timeout_s)
-        return tuple(seen)
+        return seen
 
 
 def _claims(rows: Sequence[ledger.Entry], gpu: PciAddress, pod: str) -> tuple[values.ClaimUid, ...]:

@@ -84,6 +84,19 @@ def test_what_is_as_it_should_be_is_not_touched(node: Node) -> None:
     assert node.found() == {}
 
 
+def test_a_node_with_many_pods_is_asked_in_parts_and_those_with_shares_come_first(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "ASKED_AT_ONCE", 3)
+    node.tree.add(*range(1, 9))
+    left = keeping.Place(GPU, str(node.tree.path(1)))
+    node.limiting.limits[left] = limits.MemoryLimit(soft=GIB, hard=GIB)
+    (seen,) = node.limits(share(8, memory=GIB, pods=[8]))
+    assert seen.pod == keeping.pod_uid(8)
+    assert node.found() == {keeping.pod_uid(8): (GIB, GIB)}
+    assert [name for name, _ in node.limiting.calls] == ["memory-use", "limit-memory", "memory-use", "memory-use"]
+
+
 def test_without_pods_nothing_is_asked(node: Node) -> None:
     assert node.limits(share(1, pods=[1])) == ()
     assert node.limiting.calls == []
