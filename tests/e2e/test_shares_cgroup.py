@@ -49,8 +49,11 @@ def share(memory: str, compute: int = 10, *, name: str = "gpu") -> Json:
 
 
 def limits_of(site: Site, bus: str = BUS) -> dict[str, tuple[int, int | None]]:
-    """Path of each cgroup with a limit on a GPU -> soft and hard limit, as the machine's state has them."""
-    return read((site.disk.machine / "nvml.json").read_text(), bus)
+    """Path of each cgroup with a limit on a GPU -> soft and hard limit, as the machine's state has them. Of one that is gone the state
+    keeps what it was until it is written for another reason.
+    """
+    found = read((site.disk.machine / "nvml.json").read_text(), bus)
+    return {path: limits for path, limits in found.items() if Path(path).is_dir()}
 
 
 def read(text: str, bus: str = BUS) -> dict[str, tuple[int, int | None]]:
