@@ -8,6 +8,7 @@ restarted in seconds, and GPUs that nobody has would be offered otherwise and ba
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from discovery import model
 from driver.mps import values
 from driver.mps.shares import Protocol
 from driver.sharing import abilities, nodeabilities
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 AWAY_S = 120.0
@@ -103,6 +106,10 @@ class Watched:
     def run(self, stop: threading.Event, *, changed: Callable[[], None]) -> None:
         """Look until the end. `changed` is called after a look that found something else."""
         while not stop.is_set():
-            if self.look():
-                changed()
+            try:
+                if self.look():
+                    changed()
+            except Exception:
+                # The last door of the loop: one bad look must not be the last one.
+                logger.exception("What keeps shares apart could not be looked at")
             stop.wait(LOOK_S)

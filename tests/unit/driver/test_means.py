@@ -13,6 +13,8 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from discovery import limits, model
 from driver.app import means
 from driver.mps import client, values
@@ -131,3 +133,23 @@ def test_changes_are_told_until_the_end() -> None:
     stop.set()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_one_bad_look_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(means, "LOOK_S", 0.01)
+    looks = iter([OSError("a folder that nobody thought of"), BOTH])
+    world = World()
+    stop = threading.Event()
+
+    def ability() -> values.Ability | None:
+        found = next(looks)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    watched = means.Watched(
+        directory=PLACE, ability=ability, time_slices=lambda: None, pods=lambda: None, clock=lambda: world.now_s
+    )
+    watched.run(stop, changed=stop.set)
+    assert set(watched.can(SNAPSHOT)(GPU).compute) == set()
+    assert "could not be looked at" in caplog.text
