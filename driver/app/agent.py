@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_ANSWERED_S = 0.5
+"""How long an answer may take to reach kubelet, which drops it if the sockets are gone before."""
+
 
 class Agent:
     """One agent. `run` once; `stop` from a signal handler or another thread."""
@@ -97,6 +100,7 @@ class Agent:
                     "Stopping, when the claims that wait are prepared, in %.0f s at the latest", self._patience_s
                 )
                 self._answers.finish(self._patience_s)
+                self._stop.wait(_ANSWERED_S)
             self._ending()
             self._stop.set()
             logger.info("Stopping")

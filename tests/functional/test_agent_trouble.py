@@ -175,7 +175,7 @@ def bad_claims(device: str) -> dict[str, tuple[Any, str]]:
             allocated(
                 result(device), config=config({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"})
             ),
-            "apiVersion 'resource.nvidia.com/v1beta1' and kind 'GpuConfig', and devices of this driver take none",
+            'kind "GpuConfig", and this driver knows gpu.nearfield.dev/v1alpha1, kind ClaimConfig, only',
         ),
         "opaque-hostile": (
             allocated(result(device), config=config({"apiVersion": HOSTILE, "kind": NESTED})),
