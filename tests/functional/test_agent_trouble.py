@@ -179,7 +179,7 @@ def bad_claims(device: str) -> dict[str, tuple[Any, str]]:
         ),
         "opaque-hostile": (
             allocated(result(device), config=config({"apiVersion": HOSTILE, "kind": NESTED})),
-            "has configuration that driver",
+            "and kind an object, and this driver knows gpu.nearfield.dev/v1alpha1, kind ClaimConfig, only",
         ),
         "hostile-name": (allocated(result(HOSTILE)), "results[0].device is 'xxx"),
         "hostile-capacity": (allocated(result(device, consumedCapacity=NESTED)), "not an object of quantities"),
