@@ -262,7 +262,8 @@ def test_what_stays_on_a_node_after_uninstalling(site: Site) -> None:
     waiting.until(lambda: not site.agent.slices(), "kubelet has removed the slices", timeout_s=90)
     assert site.api.find("Namespace", agents.NAMESPACE) is None
     assert site.disk.sockets() == frozenset()
-    assert [path.name for path in site.disk.plugin_dir.iterdir()] == ["state"]
+    assert sorted(path.name for path in site.disk.plugin_dir.iterdir()) == ["dra-device-metadata", "state"]
+    assert list((site.disk.plugin_dir / "dra-device-metadata").iterdir()) == []
     assert [path.name for path in site.disk.cdi_dir.iterdir()] == ["gpu.nearfield.dev-node.json"]
 
 
