@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def test_changes_are_told_until_the_end() -> None:
 
 def test_one_bad_look_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(means, "LOOK_S", 0.01)
-    looks = iter([OSError("a folder that nobody thought of"), BOTH])
+    looks: Iterator[OSError | values.Ability] = iter([OSError("a folder that nobody thought of"), BOTH])
     world = World()
     stop = threading.Event()
 
