@@ -19,7 +19,7 @@ from discovery.mock import podcgroups, programs
 from driver import values
 from driver.errors import MpsError
 from driver.mps import client
-from hack.judges import agentnode, migclaims, upstream
+from hack.judges import agentnode, upstream
 
 CONFIGURATION = """apiVersion: config.nearfield.dev/v1alpha1
 kind: AgentConfig
@@ -45,7 +45,7 @@ class SharedNode(agentnode.AgentNode):
         return self.directory / "s" / "mock" / "sys" / "fs" / "cgroup"
 
     def run_pod(
-        self, claim: migclaims.Body, results: Sequence[upstream.Result], pod: str
+        self, claim: upstream.Body, results: Sequence[upstream.Result], pod: str
     ) -> tuple[values.ClaimRef, Path | None]:
         """A pod has got a claim, and kubelet has made its cgroup, which comes before the claim is prepared; None where the machine
         has no hierarchy of cgroups.

@@ -24,7 +24,7 @@ from driver import values
 from driver.prepare import ledger
 from driver.publish import attributes, counters, devices
 from driver.standin import apiserver_claims
-from hack.judges import agentnode, impossible, mig, migclaims, mignode, nodes, places, upstream
+from hack.judges import agentnode, impossible, mig, migclaims, mignode, nodes, places, playing, upstream
 
 SMALL, MIDDLE, LARGE, WHOLE = "1g.5gb", "2g.10gb", "4g.20gb", places.WHOLE
 SIZES = {SMALL: (14, (3, 2, 1, 0), 1), MIDDLE: (5, (2, 0), 2), LARGE: (0, (0,), 4)}
@@ -229,8 +229,8 @@ class Agent(mignode.DividedNode):
 
 def player(agent: Agent, *, steps_a_crash: int = 1 << 30) -> mig.Player:
     listed = offered(2)
-    author = migclaims.Author("seed", listed)
-    return mig.Player("m", agent, FirstFit(listed), author=author, seed=0, steps_a_crash=steps_a_crash)
+    odds = playing.Odds(seed="m 0", steps_a_crash=steps_a_crash, points=mig.POINTS, moment_s=0.06)
+    return mig.Player("m", agent, FirstFit(listed), odds, author=migclaims.Author("seed", listed))
 
 
 def test_claims_are_the_same_for_the_same_seed_and_of_all_kinds() -> None:

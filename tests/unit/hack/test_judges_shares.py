@@ -18,7 +18,7 @@ from discovery import limits
 from driver import quantity, values
 from driver.prepare import ledger
 from driver.standin import apiserver_claims
-from hack.judges import agentnode, shareclaims, sharenode, shares, upstream
+from hack.judges import agentnode, playing, shareclaims, sharenode, shares, upstream
 
 _MODES = limits.ComputeMode
 GIB = 1 << 30
@@ -198,7 +198,8 @@ class Agent(sharenode.SharedNode):
 
 
 def player(agent: Agent, *, steps_a_crash: int = 1 << 30) -> shares.Player:
-    return shares.Player("m", agent, FirstFit(), seed=0, steps_a_crash=steps_a_crash)
+    odds = playing.Odds(seed="m 0", steps_a_crash=steps_a_crash, points=shares.POINTS, moment_s=0.03)
+    return shares.Player("m", agent, FirstFit(), odds)
 
 
 def test_claims_are_the_same_for_the_same_seed_and_of_all_kinds() -> None:
