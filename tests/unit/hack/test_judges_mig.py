@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ import pytest
 from discovery.address import PciAddress
 from discovery.mig import MigPlacement
 from driver import values
-from driver.prepare import ledger
 from driver.publish import attributes, counters, devices
 from driver.standin import apiserver_claims
 from hack.judges import agentnode, impossible, mig, migclaims, mignode, nodes, places, playing, upstream
+from tests.fakes import judged
 
 SMALL, MIDDLE, LARGE, WHOLE = "1g.5gb", "2g.10gb", "4g.20gb", places.WHOLE
 SIZES = {SMALL: (14, (3, 2, 1, 0), 1), MIDDLE: (5, (2, 0), 2), LARGE: (0, (0,), 4)}
@@ -130,62 +130,20 @@ def _matches(device: devices.Device, what: Any) -> bool:
     return profile is not None and all("profile ==" not in text or f'"{profile}"' in text for text in selectors)
 
 
-class Agent(mignode.DividedNode):
-    """Does everything right, until told otherwise."""
+class Agent(judged.JudgedNode, mignode.DividedNode):
+    """With instances, as its claims need them."""
 
-    def __init__(self, wrong: str = "") -> None:
-        self.wrong = wrong
-        self.claims: dict[values.ClaimRef, list[str]] = {}
-        self.prepared: set[values.ClaimRef] = set()
-        self.down = True
-        self.starts = 0
+    points = mig.POINTS
 
-    def start(self, *, crash_at: str | None = None) -> None:
-        assert crash_at is None or crash_at in mig.POINTS
-        self.down = False
-        self.starts += 1
+    def offers(self) -> list[dict[str, Any]]:
+        return [{"name": "new"}] if self.wrong == "slices" and self.claims else []
 
-    def alive(self) -> bool:
-        return not self.down
-
-    def kill(self) -> None:
-        self.down = True
-
-    def slices(self) -> list[dict[str, Any]]:
-        more = [{"name": "new"}] if self.wrong == "slices" and self.claims else []
-        return [{"metadata": {"name": "s"}, "spec": {"pool": {"generation": self.starts}, "devices": more}}]
-
-    def allocate(self, claim: Any, results: Sequence[upstream.Result], *, pods: Sequence[str] = ()) -> values.ClaimRef:
-        assert not pods
-        name = claim["metadata"]["name"]
-        ref = values.ClaimRef(uid=values.ClaimUid(f"uid-{name}"), namespace="ml", name=name)
-        self.claims[ref] = [result.device for result in results]
-        return ref
-
-    def prepare(self, ref: values.ClaimRef) -> values.Prepared | values.Failed | None:
-        if self.down:
-            return None
-        if self.wrong == "refused":
-            return values.Failed(message="no")
-        self.prepared.add(ref)
-        names = self.claims[ref][1:] if self.wrong == "other devices" else self.claims[ref]
-        return values.Prepared(
-            devices=tuple(
-                values.PreparedDevice(request_names=("r",), pool="p", device=name, cdi_device_ids=()) for name in names
-            )
-        )
-
-    def unprepare(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed | None:
-        if self.down:
-            return None
-        if self.wrong == "not unprepared":
-            return values.Failed(message="no")
-        self.prepared.discard(ref)
-        return values.Unprepared()
+    def answered(self, ref: values.ClaimRef) -> Sequence[upstream.Result]:
+        return self.claims[ref][1:] if self.wrong == "other devices" else self.claims[ref]
 
     def forget(self, ref: values.ClaimRef) -> None:
         if self.wrong != "leak":
-            del self.claims[ref]
+            super().forget(ref)
 
     def instances(self) -> dict[str, list[MigPlacement]]:
         found: dict[str, list[MigPlacement]] = {}
@@ -197,34 +155,9 @@ class Agent(mignode.DividedNode):
         return found
 
     def places(self) -> frozenset[mignode.Place]:
-        held = self.claims.values() if self.wrong == "leak" else [self.claims[ref] for ref in self.prepared]
-        return frozenset(mignode.Place.of(name) for names in held for name in names if values.gpu_of(name) != name)
-
-    def rows(self) -> tuple[ledger.Entry, ...]:
-        return tuple(
-            ledger.Entry(claim=ref, state=ledger.ClaimState.COMPLETED, boot_id="b", devices=(), results=(), cdi_ids=())
-            for ref in self.prepared
-        )
-
-    def cdi_files(self) -> list[str]:
-        left = ["gpu.nearfield.dev_old.json"] if self.wrong == "file" else []
-        return sorted([*left, *(f"gpu.nearfield.dev_{ref.uid}.json" for ref in self.prepared)])
-
-    def settle(self, done: Callable[[], bool], what: str) -> None:
-        if not done():
-            raise agentnode.NodeError(f"{what}: never")
-
-    def prepare_again(self, ref: values.ClaimRef) -> values.Prepared | values.Failed:
-        self.start()
-        answer = self.prepare(ref)
-        assert answer is not None
-        return answer
-
-    def unprepare_again(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed:
-        self.start()
-        answer = self.unprepare(ref)
-        assert answer is not None
-        return answer
+        held = self.claims if self.wrong == "leak" else self.prepared
+        names = [result.device for ref in held for result in self.claims[ref]]
+        return frozenset(mignode.Place.of(name) for name in names if values.gpu_of(name) != name)
 
 
 def player(agent: Agent, *, steps_a_crash: int = 1 << 30) -> mig.Player:
@@ -277,6 +210,7 @@ def test_an_agent_that_dies() -> None:
         ("not unprepared", "was not unprepared"),
         ("overlap", "overlap"),
         ("leak", "instances"),
+        ("row", "rows"),
         ("file", "CDI files"),
         ("slices", "slices"),
     ],

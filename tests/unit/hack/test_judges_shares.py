@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 
 from discovery import limits
 from driver import quantity, values
-from driver.prepare import ledger
 from driver.standin import apiserver_claims
 from hack.judges import agentnode, playing, shareclaims, sharenode, shares, upstream
+from tests.fakes import judged
 
 _MODES = limits.ComputeMode
 GIB = 1 << 30
@@ -75,76 +76,40 @@ def _rounded(requests: Mapping[str, str]) -> dict[str, int]:
     return {"memory": memory, "compute": -(-int(requests.get("compute", "100")) // 5) * 5, "shares": 1}
 
 
-class Agent(sharenode.SharedNode):
-    """Does everything right, until told otherwise."""
+class Agent(judged.JudgedNode, sharenode.SharedNode):
+    """With pods, and limits for them."""
+
+    points = shares.POINTS
 
     def __init__(self, wrong: str = "") -> None:
-        self.wrong = wrong
-        self.claims: dict[values.ClaimRef, tuple[str, tuple[upstream.Result, ...]]] = {}
-        self.prepared: dict[values.ClaimRef, tuple[str, tuple[upstream.Result, ...]]] = {}
-        self.down = True
-        self.starts = 0
+        super().__init__(wrong)
+        self.pods: dict[str, values.ClaimRef] = {}
 
-    def start(self, *, crash_at: str | None = None) -> None:
-        assert crash_at is None or crash_at in shares.POINTS
-        self.down = False
-        self.starts += 1
-
-    def alive(self) -> bool:
-        return not self.down
-
-    def kill(self) -> None:
-        self.down = True
-
-    def slices(self) -> list[dict[str, Any]]:
+    def offers(self) -> list[dict[str, Any]]:
         listed = [spelled(name) for name in NAMES]
         if self.wrong == "slices" and self.claims:
             listed[0]["attributes"]["memoryEnforcement"] = {"string": "none"}
-        return [{"metadata": {"name": "s"}, "spec": {"pool": {"generation": self.starts}, "devices": listed}}]
+        return listed
+
+    def answered(self, ref: values.ClaimRef) -> Sequence[upstream.Result]:
+        said = self.claims[ref]
+        return [replace(one, share_id="another") for one in said] if self.wrong == "another share" else said
+
+    def consumed(self, one: upstream.Result) -> Mapping[str, str]:
+        more = 100 if self.wrong == "overdraft" else 1
+        return {**one.consumed, "memory": str(int(one.consumed["memory"]) * more)}
 
     def run_pod(self, claim: Any, results: Sequence[upstream.Result], pod: str) -> tuple[values.ClaimRef, Path | None]:
-        name = claim["metadata"]["name"]
-        ref = values.ClaimRef(uid=values.ClaimUid(f"uid-{name}"), namespace="ml", name=name)
-        self.claims[ref] = pod, tuple(results)
-        return ref, Path("/cgroup") / pod
+        self.pods[pod] = self.allocate(claim, results, pods=[pod])
+        return self.pods[pod], Path("/cgroup") / pod
 
     def end_pod(self, pod: str) -> None:
-        assert pod not in {holder for holder, _ in self.claims.values()}
-
-    def prepare(self, ref: values.ClaimRef) -> values.Prepared | values.Failed | None:
-        if self.down:
-            return None
-        if self.wrong == "refused":
-            return values.Failed(message="no")
-        self.prepared[ref] = self.claims[ref]
-        return values.Prepared(
-            devices=tuple(
-                values.PreparedDevice(
-                    request_names=(one.request,),
-                    pool="p",
-                    device=one.device,
-                    cdi_device_ids=(),
-                    share_id="another" if self.wrong == "another share" else one.share_id,
-                )
-                for one in self.claims[ref][1]
-            )
-        )
-
-    def unprepare(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed | None:
-        if self.down:
-            return None
-        if self.wrong == "not unprepared":
-            return values.Failed(message="no")
-        self.prepared.pop(ref, None)
-        return values.Unprepared()
-
-    def forget(self, ref: values.ClaimRef) -> None:
-        del self.claims[ref]
+        assert self.pods.pop(pod) not in self.claims
 
     def limited(self, pods: Mapping[str, str]) -> dict[tuple[str, str], int]:
         found: Counter[tuple[str, str]] = Counter()
-        for pod, results in self.prepared.values():
-            for one in results:
+        for pod, ref in self.pods.items():
+            for one in self.claims[ref] if ref in self.prepared else ():
                 found[one.device, pod] += int(quantity.parse(one.consumed["memory"]))
         if self.wrong == "limit" and found:
             found[min(found)] += 1
@@ -152,49 +117,6 @@ class Agent(sharenode.SharedNode):
 
     def modes(self) -> frozenset[limits.ComputeMode]:
         return frozenset({_MODES.EXCLUSIVE_PROCESS if self.wrong == "mode" else _MODES.DEFAULT})
-
-    def rows(self) -> tuple[ledger.Entry, ...]:
-        more = 100 if self.wrong == "overdraft" else 1
-        return tuple(
-            ledger.Entry(
-                claim=ref,
-                state=ledger.ClaimState.COMPLETED,
-                boot_id="b",
-                devices=(),
-                results=tuple(
-                    ledger.Result(
-                        request=one.request,
-                        pool="p",
-                        device=one.device,
-                        share_id=one.share_id,
-                        consumed_capacity={**one.consumed, "memory": str(int(one.consumed["memory"]) * more)},
-                    )
-                    for one in results
-                ),
-                cdi_ids=(),
-            )
-            for ref, (_, results) in self.prepared.items()
-        )
-
-    def cdi_files(self) -> list[str]:
-        left = ["gpu.nearfield.dev_old.json"] if self.wrong == "file" else []
-        return sorted([*left, *(f"gpu.nearfield.dev_{ref.uid}.json" for ref in self.prepared)])
-
-    def settle(self, done: Callable[[], bool], what: str) -> None:
-        if not done():
-            raise agentnode.NodeError(f"{what}: never")
-
-    def prepare_again(self, ref: values.ClaimRef) -> values.Prepared | values.Failed:
-        self.start()
-        answer = self.prepare(ref)
-        assert answer is not None
-        return answer
-
-    def unprepare_again(self, ref: values.ClaimRef) -> values.Unprepared | values.Failed:
-        self.start()
-        answer = self.unprepare(ref)
-        assert answer is not None
-        return answer
 
 
 def player(agent: Agent, *, steps_a_crash: int = 1 << 30) -> shares.Player:
@@ -243,6 +165,7 @@ def test_an_agent_that_dies() -> None:
         ("overdraft", "and the record holds"),
         ("limit", "limits"),
         ("mode", "compute modes"),
+        ("row", "rows"),
         ("file", "CDI files"),
         ("slices", "slices"),
     ],
