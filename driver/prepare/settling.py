@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from discovery import limits
 from discovery.address import PciAddress
 from discovery.errors import WorkError
-from discovery.limits import ComputeMode, MemoryLimit
+from discovery.limits import ComputeMode, MemoryLimit, MemoryUse
 from driver import values
 from driver.prepare import cgroups, duties, ledger, modes
 
@@ -105,13 +105,14 @@ class Settler:
         *,
         timeout_s: float,
     ) -> list[Seen]:
-        found = self._limiting.memory_use(gpu, tuple(paths.values()), timeout_s=timeout_s)
+        above = {path: path.rpartition("/")[0] for path in paths.values()}
+        found = self._limiting.memory_use(gpu, (*above, *sorted(set(above.values()))), timeout_s=timeout_s)
         read_at = self._clock()
         changes: dict[str, MemoryLimit] = {}
         seen: list[Seen] = []
         for pod, path in paths.items():
             use, want = found.get(path), wanted.get(pod, limits.NO_LIMIT)
-            if use is None:
+            if use is None or (pod not in wanted and _is_inherited(use, found.get(above[path]))):
                 continue
             if not limits.alike(want, use.limit):
                 changes[path] = want
@@ -133,6 +134,11 @@ class Settler:
         if changes:
             self._limiting.limit_memory(gpu, changes, timeout_s=timeout_s)
         return seen
+
+
+def _is_inherited(use: MemoryUse, above: MemoryUse | None) -> bool:
+    """Whether a cgroup tells the limit of the one above it, as one without a limit of its own does: that is somebody else's."""
+    return above is not None and limits.alike(above.limit, use.limit)
 
 
 def _claims(rows: Sequence[ledger.Entry], gpu: PciAddress, pod: str) -> tuple[values.ClaimUid, ...]:

@@ -73,6 +73,18 @@ def test_limits_that_are_gone_or_changed_are_set_again_and_what_no_row_asks_for_
     assert {each.device for each in seen} == {share(1).holds[0]}
 
 
+def test_a_limit_that_an_admin_set_above_all_pods_is_nobodys_to_take_away(node: Node) -> None:
+    node.tree.add(1, 2)
+    admins = limits.MemoryLimit(soft=0, hard=9 * GIB)
+    above = keeping.Place(GPU, str(node.tree.path(1).parent))
+    node.limiting.limits = {above: admins} | {keeping.Place(GPU, str(node.tree.path(pod))): admins for pod in (1, 2)}
+    node.limits(share(1, memory=GIB, pods=[1]))
+    assert node.limiting.limits[above] == admins
+    assert node.found()[keeping.pod_uid(1)] == (GIB, GIB)
+    assert node.found()[keeping.pod_uid(2)] == (0, 9 * GIB)
+    assert [name for name, _ in node.limiting.calls] == ["memory-use", "limit-memory"]
+
+
 def test_what_is_as_it_should_be_is_not_touched(node: Node) -> None:
     node.tree.add(1)
     place = keeping.Place(GPU, str(node.tree.path(1)))
