@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from discovery import address, work
+from discovery.address import PciAddress
 from discovery.errors import WorkError
 from driver import values
 from driver.errors import ApiError, ApiReason, ClaimError, RecordError
@@ -202,7 +203,7 @@ class Attempts:
         if self._directory.describes:
             allocation = replace(allocation, results=metadata.marked(allocation.results, document, ref))
         devices = {result.device: self._index.find(result.device) for result in allocation.results}
-        with self._locks.gpus(plan.addresses(devices.values()), patience=call):
+        with self._locks.gpus({*plan.addresses(devices.values()), *self._left_on(known)}, patience=call):
             planned = self._accepted(
                 plan.plan_prepare(
                     allocation,
@@ -220,6 +221,12 @@ class Attempts:
         logger.info("Prepared %s", ", ".join(device.name for device in planned.entry.devices))
         crashpoints.reach(Point.PREPARE_BEFORE_ANSWER)
         return ledger.answer(planned.entry)
+
+    @staticmethod
+    def _left_on(known: ledger.Entry | None) -> frozenset[PciAddress]:
+        """The GPUs that an earlier attempt may have changed for shares, when the claim was allocated others."""
+        shared = () if known is None else known.shared
+        return frozenset(address.parse(device.address) for device, _ in shared)
 
     def _accepted(self, planned: plan.PreparePlan | plan.Rejection) -> plan.PreparePlan:
         if isinstance(planned, plan.Rejection):
@@ -271,9 +278,9 @@ class Attempts:
     def _enforced(
         self, planned: plan.PreparePlan, *, others: Sequence[ledger.Entry] | None, begun: bool, call: values.Call
     ) -> plan.PreparePlan:
-        before = self._releaser.enforce(planned.entry, others=others, begun=begun, timeout_s=self._work_s(call))
+        self._releaser.enforce(planned.entry, others=others, begun=begun, timeout_s=self._work_s(call))
         crashpoints.reach(Point.SHARES_APPLIED)
-        return plan.enforced(planned, before)
+        return plan.enforced(planned)
 
     def _made(
         self, planned: plan.PreparePlan, *, begun: bool, commit: Callable[[], None], call: values.Call

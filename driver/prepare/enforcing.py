@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from discovery import limits, work
 from discovery.errors import WorkError
@@ -51,11 +51,9 @@ class Enforcer:
         self._modes = gpu_modes
         self._clock = clock
 
-    def apply(
-        self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float
-    ) -> Mapping[str, Any]:
+    def apply(self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float) -> None:
         """Set what a claim needs before a container of it may run. `others`: every other entry of this boot with a share of one of
-        its GPUs. `begun`: a call for this claim had got as far before. The answer is for the row; nothing needs to be kept there.
+        its GPUs. `begun`: a call for this claim had got as far before.
         """
         time_left = locks.Deadline(timeout_s, clock=self._clock)
         for gpu in sorted(duties.one_process((entry,))):
@@ -68,7 +66,6 @@ class Enforcer:
                 self._supervisor.place(share, timeout_s=_left(time_left))
             except MpsError as error:
                 raise WorkError(str(error), kind=work.Kind.FAILED, retryable=error.retryable) from error
-        return {}
 
     def limit(
         self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, pods: Iterable[str], timeout_s: float

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from discovery import mig
 from discovery.address import PciAddress
@@ -289,12 +288,11 @@ def completed(planned: PreparePlan, made: Mapping[str, mig.MigInstance], *, at: 
     return replace(planned, entry=entry, columns=ledger.to_columns(entry), work=())
 
 
-def enforced(planned: PreparePlan, before: Mapping[str, Any]) -> PreparePlan:
-    """The plan once its shares are kept apart; `before`: what `hardware` has to keep of what was there before."""
-    if not before and planned.entry.state is ledger.ClaimState.COMPLETED:
+def enforced(planned: PreparePlan) -> PreparePlan:
+    """The plan once its shares are kept apart."""
+    if planned.entry.state is ledger.ClaimState.COMPLETED:
         return planned
-    hardware = {**planned.entry.hardware, **before}
-    entry = replace(planned.entry, state=ledger.ClaimState.COMPLETED, hardware=hardware)
+    entry = replace(planned.entry, state=ledger.ClaimState.COMPLETED)
     return replace(planned, entry=entry, columns=ledger.to_columns(entry))
 
 

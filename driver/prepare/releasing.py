@@ -14,9 +14,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from discovery import address
 from discovery.errors import WorkError
@@ -52,12 +52,8 @@ class Enforcer(Protocol):
     a share of one of them. Both raise WorkError, and are idempotent.
     """
 
-    def apply(
-        self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float
-    ) -> Mapping[str, Any]:
-        """Keep the shares of an entry to what they may use. `begun`: an earlier call may have done some of it. The answer is what the
-        row has to keep of what was there before.
-        """
+    def apply(self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float) -> None:
+        """Keep the shares of an entry to what they may use. `begun`: an earlier call may have done some of it."""
 
     def undo(self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, timeout_s: float) -> None:
         """Put back what `apply` has set, or may have, as far as no other needs it."""
@@ -110,14 +106,13 @@ class Releaser:
 
     def enforce(
         self, entry: ledger.Entry, *, begun: bool, timeout_s: float, others: Sequence[ledger.Entry] | None = None
-    ) -> Mapping[str, Any]:
+    ) -> None:
         """Keep the shares of an entry to what they may use, under the locks of `gpus`: as Enforcer.apply. `others`: as there, where
         they are known already. Raises WorkError, and RecordError.
         """
         found = self._others(entry) if others is None else others
-        before = self._enforcer.apply(entry, found, begun=begun, timeout_s=timeout_s)
+        self._enforcer.apply(entry, found, begun=begun, timeout_s=timeout_s)
         self._in_force.add(entry.claim.uid)
-        return before
 
     def in_force(self, entry: ledger.Entry) -> bool:
         """Whether `enforce` was the last that this agent has done for the shares of an entry."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from discovery import address
+from discovery.address import PciAddress
 from discovery.errors import WorkError
 from driver.prepare import ledger
 
@@ -33,12 +35,10 @@ class Enforcer:
     path: Path
     calls: list[Called] = field(default_factory=list)
     failing: dict[str, WorkError] = field(default_factory=dict)
-    before: Mapping[str, Any] = field(default_factory=dict)
-    """What `apply` found."""
+    locked: Callable[[PciAddress], bool] = lambda _: True
+    """Whether somebody has the lock of a GPU."""
 
-    def apply(
-        self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float
-    ) -> Mapping[str, Any]:
+    def apply(self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, begun: bool, timeout_s: float) -> None:
         """As releasing.Enforcer."""
         self._called("apply", entry, others, timeout_s, begun=begun)
         with self._state() as state:
@@ -56,7 +56,6 @@ class Enforcer:
                 },
             }
         self._fault("apply")
-        return self.before
 
     def undo(self, entry: ledger.Entry, others: Sequence[ledger.Entry], *, timeout_s: float) -> None:
         """As releasing.Enforcer."""
@@ -88,6 +87,7 @@ class Enforcer:
         assert len(set(uids)) == len(uids)
         assert entry.claim.uid not in uids
         assert all(other.boot_id == entry.boot_id and other.held_in_shares for other in others)
+        assert all(self.locked(address.parse(device.address)) for device, _ in entry.shared)
         self.calls.append(Called(name, entry.claim.uid, frozenset(uids), begun))
 
     def _fault(self, name: str) -> None:

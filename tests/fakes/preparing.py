@@ -356,6 +356,8 @@ class Agent:
                 (dev / f"nvidia{number}").touch()
         place = attempt.Node(dialect=self.dialect, pool=POOL, boot_id=boot_id)
         self.locks = locks.Locks(state, stop=self.stop_event)
+        self._others_locks = locks.Locks(state, stop=threading.Event())
+        self.enforcer.locked = self._is_locked
         self.nodes = devnodes.DeviceNodes(dev, mock=mock)
         self.record = self.record_type(
             state,
@@ -435,6 +437,14 @@ class Agent:
             look_after_s=look_after_s,
             clock=clock,
         )
+
+    def _is_locked(self, gpu: address.PciAddress) -> bool:
+        """Whether another agent would have to wait for a GPU."""
+        try:
+            with self._others_locks.gpus((gpu,), patience=locks.Deadline(0)):
+                return False
+        except locks.LockUnavailableError:
+            return True
 
     def start(self) -> Agent:
         """As at the start of the agent, before its sockets."""
