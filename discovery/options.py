@@ -34,6 +34,11 @@ class Source:
     driver_root: Path = Path("/")
     cgroups: Path | None = None
 
+    @classmethod
+    def rendered(cls, mock: Path, *, cgroups: Path | None = None) -> Source:
+        """A rendered machine."""
+        return cls(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock, cgroups=cgroups)
+
     @property
     def origin(self) -> Origin:
         """Whether what is seen there is this node."""

@@ -27,10 +27,7 @@ def mock_directory(settings: config.Settings) -> Path:
 def source(settings: config.Settings) -> child.Source:
     """What the probe reads."""
     if settings.mocked:
-        mock = mock_directory(settings)
-        return child.Source(
-            sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock, cgroups=cgroup_root(settings)
-        )
+        return child.Source.rendered(mock_directory(settings), cgroups=cgroup_root(settings))
     return child.Source(
         sys=settings.sysfs,
         proc=settings.procfs,

@@ -62,7 +62,7 @@ class SharedNode(agentnode.AgentNode):
         """What the driver holds each pod to: (device name of the GPU, UID of the pod) -> bytes. `pods`: cgroup -> UID."""
         mock = self.directory / "s" / "mock"
         work = workers.InProcessWork(
-            source=options.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock),
+            source=options.Source.rendered(mock),
             locks=self.directory / "s" / "locks",
         )
         try:

@@ -81,7 +81,7 @@ def probed(tree: render.MockTree) -> model.Snapshot:
 
 def source(directory: Path) -> options.Source:
     """Where its probe and its workers look."""
-    return options.Source(sys=directory / "sys", proc=directory / "proc", dev=directory / "dev", mock=directory)
+    return options.Source.rendered(directory)
 
 
 def index(directory: Path) -> InventoryIndex:

@@ -23,6 +23,8 @@ from driver.mps import client
 from driver.standin import kubelet, kubelet_pods
 from tests.fakes import agents, driver_roots
 
+pytestmark = pytest.mark.timeout(180)
+
 GIB = 1 << 30
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
 MACHINE = "l40s-8-shares"
@@ -82,7 +84,7 @@ class Hardware:
         found = values.address_of(device)
         assert found is not None
         self.gpu = found
-        source = options.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
+        source = options.Source.rendered(mock)
         self.work = workers.InProcessWork(source=source, locks=node.state_dir / "locks")
 
     def limit(self, pod: Path) -> tuple[int, int | None] | None:
@@ -247,6 +249,7 @@ def test_mps_has_its_shares_over_restarts_and_the_compute_mode_is_restored(
         standin.wait_registered(values.DRIVER_NAME)
         hardware = Hardware(node, device)
         before = hardware.mode()
+        assert before is not limits.ComputeMode.EXCLUSIVE_PROCESS
         uids = [str(uuid.uuid4()) for _ in range(2)]
         claims = [node.share(f"c-{number}", device, pods=[pod]) for number, pod in enumerate(uids)]
         for claim, pod in zip(claims, uids, strict=True):

@@ -31,7 +31,7 @@ def machine(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def prober(machine: Path) -> Iterator[child.ProbeChild]:
-    source = child.Source(sys=machine / "sys", proc=machine / "proc", dev=machine / "dev", mock=machine)
+    source = child.Source.rendered(machine)
     prober = child.ProbeChild(source=source, options=options.ProbeOptions())
     yield prober
     prober.close()

@@ -37,7 +37,7 @@ def mock() -> Iterator[Path]:
 
 
 def source(mock: Path) -> child.Source:
-    return child.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
+    return child.Source.rendered(mock)
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_the_worker_dies_with_its_parent(mock: Path, *, hanging: bool) -> None:
         import pathlib, sys
         from discovery import child
         mock = pathlib.Path({str(mock)!r})
-        source = child.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
+        source = child.Source.rendered(mock)
         prober = child.ProbeChild(source=source, options=child.ProbeOptions())
         prober.rescan(timeout_s=30)
         print("ready", flush=True)
@@ -261,7 +261,7 @@ def test_the_parent_imports_neither_nvml_nor_psutil(mock: Path) -> None:
         import pathlib, sys
         from discovery import child
         mock = pathlib.Path({str(mock)!r})
-        source = child.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
+        source = child.Source.rendered(mock)
         prober = child.ProbeChild(source=source, options=child.ProbeOptions())
         assert prober.probe(timeout_s=30).gpus
         prober.close()

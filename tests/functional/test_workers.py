@@ -48,7 +48,7 @@ def machine() -> Iterator[Path]:
 
 
 def source(machine: Path) -> options.Source:
-    return options.Source(sys=machine / "sys", proc=machine / "proc", dev=machine / "dev", mock=machine)
+    return options.Source.rendered(machine)
 
 
 def pool(machine: Path, **settings: float) -> workers.Workers:
@@ -273,7 +273,7 @@ class Agent:
             from discovery import mig, options, workers
             from discovery.address import parse
             machine = pathlib.Path({str(machine)!r})
-            source = options.Source(sys=machine / "sys", proc=machine / "proc", dev=machine / "dev", mock=machine)
+            source = options.Source.rendered(machine)
             gpu = parse({str(GPU0)!r})
             work = workers.Workers(source=source, locks=machine.parent / "turns", orphan_s={orphan_s})
             work.start()
@@ -487,7 +487,7 @@ def test_the_parent_imports_neither_nvml_nor_ctypes(machine: Path) -> None:
         from discovery import mig, options, workers
         from discovery.address import parse
         machine = pathlib.Path({str(machine)!r})
-        source = options.Source(sys=machine / "sys", proc=machine / "proc", dev=machine / "dev", mock=machine)
+        source = options.Source.rendered(machine)
         work = workers.Workers(source=source, locks=machine.parent / "turns")
         gpu = parse({str(GPU0)!r})
         wanted = [mig.Partition(gpu=gpu, profile_id={ONE}, start=0)]

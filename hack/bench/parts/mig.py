@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from discovery import mig, options, workers
 from discovery.address import PciAddress, parse
@@ -72,7 +71,7 @@ def _measure(bench: benchmark.Bench, seconds: float) -> _Turns:
         agent = stack.enter_context(drivers.Ready(bench.agent(f"--mock={machine}", f"--config={config}"), bench.server))
         the_floor = stack.enter_context(floor.Floor(bench.fresh_directory("floor"), bench.environment.address))
         state = agent.spec.directory / "state"
-        hands = workers.Workers(source=_source(state / "mock"), locks=state / "locks")
+        hands = workers.Workers(source=options.Source.rendered(state / "mock"), locks=state / "locks")
         stack.callback(hands.close)
         part = next(name for name in agent.devices if name.endswith(f"-{_PROFILE_ID}-{_CLAIMED}"))
         divided = values.gpu_of(part)
@@ -164,10 +163,6 @@ def _machine(seconds: float) -> str:
     before, driver, after = zoo.text(drivers.MACHINE).partition("\ndriver: {")
     assert driver, "a machine has a driver"
     return f"{before}{driver}migTimes: {{create: {seconds}, destroy: {seconds}}}, {after}"
-
-
-def _source(mock: Path) -> options.Source:
-    return options.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
 
 
 def _address(gpu: str) -> PciAddress:

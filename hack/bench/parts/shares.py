@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from discovery import limits, options, workers
 from discovery.address import PciAddress, parse
@@ -67,7 +66,7 @@ def _measure(bench: benchmark.Bench, machine: str, *, limited: bool) -> _Turns:
         mock = spec.directory / "state" / "mock"
         pods = mock / "sys" / "fs" / "cgroup"
         pod = str(podcgroups.make(pods, claims.NOBODY.uid, qos="burstable", driver="cgroupfs")) if limited else ""
-        hands = workers.Workers(source=_source(mock), locks=spec.directory / "state" / "locks")
+        hands = workers.Workers(source=options.Source.rendered(mock), locks=spec.directory / "state" / "locks")
         stack.callback(hands.close)
         shared, whole = _devices(bench, agent)
         made = {
@@ -162,10 +161,6 @@ def _devices(bench: benchmark.Bench, agent: drivers.Ready) -> tuple[str, str]:
     ]
     shared = next(device["name"] for device in listed if device.get("allowMultipleAllocations"))
     return shared, next(device["name"] for device in listed if not device.get("allowMultipleAllocations"))
-
-
-def _source(mock: Path) -> options.Source:
-    return options.Source(sys=mock / "sys", proc=mock / "proc", dev=mock / "dev", mock=mock)
 
 
 def _address(gpu: str) -> PciAddress:

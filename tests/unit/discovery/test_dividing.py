@@ -38,9 +38,7 @@ class Machine:
     def __init__(self, directory: Path, *changes: tuple[str, str], gpu: PciAddress = GPU0) -> None:
         mockmachine.rendered(directory, *changes)
         self.directory, self.gpu = directory, gpu
-        self.source = options.Source(
-            sys=directory / "sys", proc=directory / "proc", dev=directory / "dev", mock=directory
-        )
+        self.source = options.Source.rendered(directory)
         self.commits = 0
 
     def partition(self, profile: int, start: int) -> mig.Partition:

@@ -26,7 +26,7 @@ class Look:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        source = options.Source(sys=directory / "sys", proc=directory / "proc", dev=directory / "dev", mock=directory)
+        source = options.Source.rendered(directory)
         self._prober = child.InProcessProber(source=source, options=options.ProbeOptions())
 
     def probe(self) -> model.Snapshot:
