@@ -81,7 +81,9 @@ def test_away_for_a_moment(site: Site, space: Space) -> None:
     try:
         space.create(make.pod("p", claims={"gpu": "one"}))
         # Kubelet writes this before it calls, when it has read the claim itself.
-        waiting.until(lambda: uid in site.cluster.layout.host_path(STATE).read_text(), "kubelet is calling the agent")
+        space.until(
+            lambda: uid in site.cluster.layout.host_path(STATE).read_text(), "kubelet is calling the agent", pods=["p"]
+        )
         site.cluster.kill("kube-apiserver")
     finally:
         os.kill(pid, signal.SIGCONT)

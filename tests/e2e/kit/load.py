@@ -78,6 +78,15 @@ def failures(space: Space, pod: str) -> list[str]:
     ]
 
 
+def refused(space: Space, *pods: str, timeout_s: float = 120.0) -> str:
+    """What is said of the first Prepare of one of some pods that failed, once there is one."""
+
+    def look() -> list[str]:
+        return [text for pod in pods for text in failures(space, pod)]
+
+    return space.until(look, f"a Prepare of {' or '.join(pods)} has failed", pods=pods, timeout_s=timeout_s)[0]
+
+
 @dataclass(slots=True)
 class Told:
     """What came of the pods of a load."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import urllib3
 
 from hack.realnode import cluster as clusters
 from hack.realnode.errors import ClusterError
-from tests.e2e.kit import inside, make
+from tests.e2e.kit import inside, make, waiting
 from tests.e2e.kit.api import Api, ApiError, Json, describe
+
+T = TypeVar("T")
 
 STEP_S = 5.0
 ENDED = ("Succeeded", "Failed")
@@ -31,6 +34,7 @@ class Space:
         self.api = api
         self.cluster = cluster
         self.name = name
+        self._looked_s: dict[str, float] = {}
 
     def open(self) -> None:
         """Make the namespace; pods can be made in it afterwards."""
@@ -95,6 +99,18 @@ class Space:
         """Have kubelet try a pod again at once that failed to be prepared: it does so at any change of the object."""
         self.api.patch("Pod", pod, {"metadata": {"annotations": {"e2e/retry": str(time.monotonic())}}}, self.name)
 
+    def until(
+        self, look: Callable[[], T | None], what: str, *, pods: Sequence[str], timeout_s: float = waiting.USUAL_S
+    ) -> T:
+        """As `waiting.until`, for what comes of kubelet's work on some pods while they do not run yet."""
+
+        def hurried() -> T | None:
+            for pod in pods:
+                self._hurry(pod)
+            return look()
+
+        return waiting.until(hurried, what, timeout_s=timeout_s)
+
     def claim_of(self, pod: str, claim: str) -> Json:
         """The claim behind a pod's name for it, be it made from a template or not."""
         item = self.get("Pod", pod)
@@ -139,13 +155,24 @@ class Space:
             except AssertionError as error:
                 if left <= STEP_S:
                     raise AssertionError(f"{error} ({timeout_s:g} s in all); {self._story(pod)}") from None
-                with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
-                    if any(UNRELATED in line for line in self.told(pod)):
-                        self.retry(pod)
+                self._retry_unrelated(pod)
             else:
                 if done(item):
                     return item
                 raise AssertionError(f"Pod {pod}: not {what} but {describe(item)}; {self._story(pod)}")
+
+    def _hurry(self, pod: str) -> None:
+        """Every few seconds, beginning after as long: have kubelet try a pod again that it was too fast for."""
+        now = time.monotonic()
+        if now - self._looked_s.setdefault(pod, now) >= STEP_S:
+            self._looked_s[pod] = now
+            self._retry_unrelated(pod)
+
+    def _retry_unrelated(self, pod: str) -> None:
+        """The API server may be away meanwhile."""
+        with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
+            if any(UNRELATED in line for line in self.told(pod)):
+                self.retry(pod)
 
     def _story(self, pod: str) -> str:
         """Events and logs of a pod that is not as it should be."""

@@ -10,10 +10,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PAUSE_S = 0.1
+USUAL_S = 60.0
+"""Nothing that is waited for takes half of it, unless the machine is busy with something else."""
 
 
 def until(
-    look: Callable[[], T | None], what: str, *, timeout_s: float = 30.0, told: Callable[[], object] | None = None
+    look: Callable[[], T | None], what: str, *, timeout_s: float = USUAL_S, told: Callable[[], object] | None = None
 ) -> T:
     """What a look gives once it gives something true. A look that raises an AssertionError or an OSError is one that found
     nothing. `told` is asked for what to say at the end, unless the last look raised something.
