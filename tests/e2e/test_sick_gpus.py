@@ -18,7 +18,7 @@ from discovery.address import parse
 from discovery.mock import faults
 from discovery.mock.fault import Fault, Kind
 from driver import values
-from tests.e2e.kit import machines, make, waiting
+from tests.e2e.kit import load, machines, make, waiting
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.node import Gpu
 from tests.e2e.kit.sites import Site
