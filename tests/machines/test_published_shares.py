@@ -8,7 +8,7 @@ offers to one claim the same as without shares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,20 @@ def row(device: devices.Device) -> tuple[str, ...]:
     return product, str(what), f"{mebibytes:g}", bounds["memory"], said["compute"]["value"], bounds["compute"]
 
 
-def written() -> set[tuple[str, ...]]:
+def written() -> list[tuple[str, ...]]:
     lines = TABLE.read_text(encoding="utf-8").splitlines()
-    return {tuple(line.split()) for line in lines if line and not line.startswith("#")}
+    return [tuple(line.split()) for line in lines if line and not line.startswith("#")]
+
+
+def products(name: str) -> Iterator[tuple[str, str]]:
+    """The products of a machine, and the MIG profiles of the instances that stand on it, as its description has them."""
+    nvml = zoo.load(name).nvml
+    for gpu in nvml.gpus if nvml is not None else ():
+        product = str(gpu.name).replace(" ", "_")
+        yield product, "whole"
+        if gpu.mig is not None:
+            profiles = {profile.id: profile.name for profile in gpu.mig.profiles}
+            yield from ((product, profiles[instance.profile_id]) for instance in gpu.mig.instances)
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -71,8 +82,13 @@ def test_the_table(name: str, seen: Seen) -> None:
     found = {row(device) for device in offer(seen[name], rules.Mode.SHARES).devices}
     if name in DIVIDED:
         found |= {row(device) for device in offer(seen[name], rules.Mode.MIG_STATIC).devices if device.terms}
-    assert found <= written()
+    assert found <= set(written())
     assert found or not any(gpu.state is model.GpuState.READY for gpu in seen[name].gpus)
+
+
+def test_the_table_has_one_row_of_each_product_and_instance() -> None:
+    """And so none that no machine has."""
+    assert sorted(line[:2] for line in written()) == sorted({each for name in zoo.names() for each in products(name)})
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
