@@ -140,17 +140,20 @@ def test_a_pod_that_leaves_before_it_came_is_not_waited_for(node: Node) -> None:
     until(lambda: node.joins.looked)
     node.reserve(*pods("first"))
     until(lambda: not node.joining._expected)
-    node.joins.cgroups.add("second")
-    assert node.joins.joined == []
+    node.joins.cgroups |= {"second", "third"}
+    node.reserve(*pods("first", "third"))
+    until(lambda: node.joins.joined == ["third"])
 
 
 def test_a_claim_that_is_not_followed_any_more_is_not_watched(node: Node) -> None:
     node.follow()
     node.joining.follow({})
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "claim-watch"])
-    node.joins.cgroups.add("second")
+    node.joins.cgroups |= {"second", "third"}
     node.reserve(*pods("first", "second"))
-    assert node.joins.joined == []
+    node.reserve(*pods("first", "third"))
+    node.joining.follow({CLAIM.uid: CLAIM})
+    until(lambda: node.joins.joined == ["third"])
     assert node.joining.problem is None
 
 

@@ -18,7 +18,7 @@ from driver.mps.values import DaemonState
 from driver.prepare import ledger, locks, mpscare
 from driver.sharing.shares import Compute, Enforcement, Memory
 from tests.fakes import keeping
-from tests.fakes.keeping import GPU, OTHER, share
+from tests.fakes.keeping import OTHER, share
 from tests.fakes.publishing import until
 
 MPS = Enforcement(memory=Memory.MPS, compute=Compute.MPS)
@@ -168,7 +168,9 @@ def test_one_that_does_not_lead_touches_nothing(watched: Watched) -> None:
 
 def test_a_device_whose_name_is_none_of_ours_is_left_alone(watched: Watched) -> None:
     odd = replace(daemon(restarts=0), device="somebody-else")
+    placed = ledger.mps_share(*share(1, by=MPS).shared[0])
+    assert placed is not None
+    watched.supervisor.place(replace(placed, device="somebody-else"), timeout_s=1)
     watched.supervisor.daemons["somebody-else"] = odd
     watched.care.sweep()
-    assert watched.supervisor.daemons == {"somebody-else": odd}
-    assert GPU != OTHER
+    assert watched.has() == {"share-1"}
