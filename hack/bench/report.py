@@ -78,6 +78,11 @@ class Report:
     parts: tuple[Part, ...] = field(default=())
 
 
+def milliseconds(name: str, subject: str, seconds: Iterable[float]) -> Series:
+    """The series of what was measured in seconds."""
+    return Series(name=name, subject=subject, unit=Unit.MILLISECONDS, values=tuple(value * 1000 for value in seconds))
+
+
 def ratio(name: str, subject: str, values: Sequence[float], bases: Sequence[float]) -> Series:
     """The series of paired ratios; `subject` names both, as in `agent/floor`."""
     return Series(name=name, subject=subject, unit=Unit.RATIO, values=stats.paired_ratios(values, bases))

@@ -29,15 +29,7 @@ def run(bench: benchmark.Bench) -> report.Part:
     figures: list[report.Figure] = []
     for shape in (EIGHT_RPCS, ONE_RPC, ONE_CLAIM):
         seconds = {subject: shapes.seconds[shape][benchmark.WARM_UP :] for subject, shapes in taken.items()}
-        series += [
-            report.Series(
-                name=shape,
-                subject=subject,
-                unit=report.Unit.MILLISECONDS,
-                values=tuple(value * 1000 for value in values),
-            )
-            for subject, values in seconds.items()
-        ]
+        series += [report.milliseconds(shape, subject, values) for subject, values in seconds.items()]
         for peer, called in drivers.PEERS.items():
             if peer not in seconds:
                 continue

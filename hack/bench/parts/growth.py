@@ -32,8 +32,8 @@ def run(bench: benchmark.Bench) -> report.Part:
     return report.Part(
         name="growth",
         series=(
-            _milliseconds(f"prepare, {FEW} prepared", few),
-            _milliseconds(f"prepare, {many} prepared", lots),
+            report.milliseconds(f"prepare, {FEW} prepared", drivers.AGENT, few),
+            report.milliseconds(f"prepare, {many} prepared", drivers.AGENT, lots),
             ratios,
         ),
         figures=(
@@ -44,13 +44,4 @@ def run(bench: benchmark.Bench) -> report.Part:
                 measured=ratios.summary.p50,
             ),
         ),
-    )
-
-
-def _milliseconds(name: str, seconds: list[float]) -> report.Series:
-    return report.Series(
-        name=name,
-        subject=drivers.AGENT,
-        unit=report.Unit.MILLISECONDS,
-        values=tuple(value * 1000 for value in seconds),
     )

@@ -104,19 +104,19 @@ def _judge(
     floors = [step.total for step in steps]
     empty_rpcs = [step.rpc for step in steps]
     series = [
-        _milliseconds(f"{what}, {beside}", subject, values)
+        report.milliseconds(f"{what}, {beside}", subject, values)
         for subject, turn in turns.items()
         for what, values in (("prepare", turn.prepare), ("repeat", turn.repeat), ("unprepare", turn.unprepare))
     ]
     series += [
-        _milliseconds(f"floor, {beside}", "floor", floors),
-        _milliseconds(f"floor: empty RPC, {beside}", "floor", empty_rpcs),
-        _milliseconds(f"floor: GET, {beside}", "floor", [step.get for step in steps]),
-        _milliseconds(f"floor: commit, {beside}", "floor", [step.commit for step in steps]),
-        _milliseconds(f"floor: file, {beside}", "floor", [step.file for step in steps]),
+        report.milliseconds(f"floor, {beside}", "floor", floors),
+        report.milliseconds(f"floor: empty RPC, {beside}", "floor", empty_rpcs),
+        report.milliseconds(f"floor: GET, {beside}", "floor", [step.get for step in steps]),
+        report.milliseconds(f"floor: commit, {beside}", "floor", [step.commit for step in steps]),
+        report.milliseconds(f"floor: file, {beside}", "floor", [step.file for step in steps]),
     ]
     series += [
-        _milliseconds(f"CPU of prepare + repeat + unprepare, {beside}", subject, [seconds])
+        report.milliseconds(f"CPU of prepare + repeat + unprepare, {beside}", subject, [seconds])
         for subject, seconds in cpu.items()
     ]
     to_floor = report.ratio(f"prepare, {beside}", "agent/floor", agent.prepare, floors)
@@ -166,12 +166,6 @@ def _repeat_asks_nothing(bench: benchmark.Bench, driver: drivers.Ready) -> repor
         limit=0,
         unit=report.Unit.COUNT,
         measured=asked,
-    )
-
-
-def _milliseconds(name: str, subject: str, seconds: list[float]) -> report.Series:
-    return report.Series(
-        name=name, subject=subject, unit=report.Unit.MILLISECONDS, values=tuple(value * 1000 for value in seconds)
     )
 
 

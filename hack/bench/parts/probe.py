@@ -13,7 +13,7 @@ from discovery import child
 from discovery.errors import ProbeError
 from discovery.mock import render, zoo
 from hack.bench import bench as benchmark
-from hack.bench import report
+from hack.bench import drivers, report
 from hack.bench.errors import BenchError
 
 LARGE = Path(__file__).parent.parent / "machines" / "sixteen-gpus.yaml"
@@ -42,11 +42,11 @@ def run(bench: benchmark.Bench) -> report.Part:
             rescans = [timed(bench, prober.rescan) for _ in range(bench.options.probes)]
         finally:
             prober.close()
-        warm[name] = _milliseconds(f"probe of {name}, warm", later)
+        warm[name] = report.milliseconds(f"probe of {name}, warm", drivers.AGENT, later)
         series += [
-            _milliseconds(f"probe of {name}, first, with the start of the child", first),
+            report.milliseconds(f"probe of {name}, first, with the start of the child", drivers.AGENT, first),
             warm[name],
-            _milliseconds(f"rescan of {name}", rescans),
+            report.milliseconds(f"rescan of {name}", drivers.AGENT, rescans),
         ]
     return report.Part(
         name="probe",
@@ -71,9 +71,3 @@ def timed(bench: benchmark.Bench, look: Callable[..., object]) -> float:
     except ProbeError as error:
         raise BenchError(f"A mock machine could not be read: {error}") from error
     return time.perf_counter() - began
-
-
-def _milliseconds(name: str, seconds: list[float]) -> report.Series:
-    return report.Series(
-        name=name, subject="agent", unit=report.Unit.MILLISECONDS, values=tuple(value * 1000 for value in seconds)
-    )

@@ -36,15 +36,7 @@ def run(bench: benchmark.Bench) -> report.Part:
             bench.pause(QUIET_S)
             seconds[DELETED].append(_delete(bench.server, watch, node))
             seconds[DELETED_AGAIN].append(_delete(bench.server, watch, node))
-    series = tuple(
-        report.Series(
-            name=what,
-            subject=drivers.AGENT,
-            unit=report.Unit.MILLISECONDS,
-            values=tuple(value * 1000 for value in values),
-        )
-        for what, values in seconds.items()
-    )
+    series = tuple(report.milliseconds(what, drivers.AGENT, values) for what, values in seconds.items())
     return report.Part(
         name="repair",
         series=series,

@@ -11,7 +11,7 @@ from pathlib import Path
 from discovery import child
 from discovery.mock import render, zoo
 from hack.bench import bench as benchmark
-from hack.bench import report
+from hack.bench import drivers, report
 from hack.bench.parts import probe
 
 COUNTS = (8, 16, 64)
@@ -87,12 +87,7 @@ def run(bench: benchmark.Bench) -> report.Part:
         name="sizes",
         series=(
             *(
-                report.Series(
-                    name=f"probe of {count} GPUs and {2 * count} NICs, warm",
-                    subject="agent",
-                    unit=report.Unit.MILLISECONDS,
-                    values=tuple(value * 1000 for value in values),
-                )
+                report.milliseconds(f"probe of {count} GPUs and {2 * count} NICs, warm", drivers.AGENT, values)
                 for count, values in zip(COUNTS, kept, strict=True)
             ),
             *ratios,

@@ -37,12 +37,7 @@ def run(bench: benchmark.Bench) -> report.Part:
                 for what, took in found.items():
                     seconds[what, spec.subject].append(took)
                 writes[spec.subject].append(written)
-    series = [
-        report.Series(
-            name=what, subject=subject, unit=report.Unit.MILLISECONDS, values=tuple(value * 1000 for value in values)
-        )
-        for (what, subject), values in sorted(seconds.items())
-    ]
+    series = [report.milliseconds(what, subject, values) for (what, subject), values in sorted(seconds.items())]
     series += [
         report.Series(name=WRITES, subject=subject, unit=report.Unit.COUNT, values=tuple(values))
         for subject, values in writes.items()
