@@ -200,10 +200,13 @@ def test_a_daemon_that_hangs_holds_nobody_up_for_longer_than_they_wait(monkeypat
         assert raised.value.retryable
         node.client.status(timeout_s=5)
         # What hangs is ended and started again.
+        client, seen = node.client, None
+        while seen is None or seen.daemons["gpu-0"].state is values.DaemonState.RUNNING:
+            seen = client.wait(seen, timeout_s=mps.PATIENCE_S)
         node.faults.unlink()
-        wait_for(node, "gpu-0", values.DaemonState.RUNNING)
+        wait_for(node, "gpu-0", values.DaemonState.RUNNING, restarts=1)
+        assert node.pid() != pid
         place(node, mps.share(2))
-        assert pid > 0
 
 
 def test_logs_do_not_fill_the_memory_in_which_they_lie() -> None:

@@ -4,17 +4,19 @@
 - a driver without the function that sets, or that refuses to tell, limits nothing; one that has no such cgroup does
 - a limit of all that the GPU has is none; sentinels are no numbers
 - a mode of which nothing is known is not known
+- what is taken and not kept is an error
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from discovery import errors, findings, nvml, options
+from discovery import errors, findings, limiting, nvml, options
 from discovery.address import parse
 from discovery.limits import NO_LIMIT, ComputeMode, MemoryLimit
 from tests.fakes.nvmllib import FakeGpu, FakeLibrary
@@ -54,6 +56,9 @@ class Limiter(FakeLibrary):
 
     def _nvmlDeviceGetComputeMode(self, _handle: Any, mode: Any) -> int:  # noqa: N802
         mode._obj.value = self.mode
+        return 0
+
+    def _nvmlDeviceSetComputeMode(self, _handle: Any, _mode: Any) -> int:  # noqa: N802
         return 0
 
 
@@ -125,6 +130,21 @@ def test_a_driver_without_modes_has_none() -> None:
     assert _with(library, lambda gpu: gpu.compute_mode()) is None
     with pytest.raises(errors.SourceError, match="nvmlDeviceSetComputeMode"):
         _with(library, lambda gpu: gpu.set_compute_mode(ComputeMode.DEFAULT))
+
+
+@pytest.mark.parametrize("told", [(0, MOST, 0), (2 << 30, 3 << 30, 0), (0, 2 << 30, 0)])
+def test_a_limit_that_is_taken_and_not_kept_is_an_error(tmp_path: Path, told: tuple[int, int, int]) -> None:
+    pod = tmp_path / "pod"
+    pod.mkdir()
+    limiter = limiting.Limiter(root=tmp_path, session=nvml.Nvml(Limiter((0, told))))
+    with pytest.raises(errors.WorkError, match=f"{pod} was limited to .*, and the driver says"):
+        limiter.limit_memory(WHERE, {str(pod): MemoryLimit(soft=2 << 30, hard=2 << 30)})
+
+
+def test_a_mode_that_is_taken_and_not_kept_is_an_error(tmp_path: Path) -> None:
+    limiter = limiting.Limiter(root=tmp_path, session=nvml.Nvml(Limiter()))
+    with pytest.raises(errors.WorkError, match="was set to exclusive-process, and the driver says default"):
+        limiter.set_compute_mode(WHERE, ComputeMode.EXCLUSIVE_PROCESS)
 
 
 def test_the_root_of_cgroups_is_that_of_sys_unless_another_is_given() -> None:
