@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -177,8 +178,34 @@ class Running:
         self.kube.close()
 
     def change(self, *gpus: model.Gpu) -> None:
-        self.agent.now = offering(*gpus)
+        self.want(offering(*gpus))
+
+    def want(self, now: wanted.Wanted) -> None:
+        self.agent.now = now
         self.publisher.notify()
+
+    def hold(self, device: str, name: str = "c", **more: str) -> None:
+        """A claim has it; `more` of its result."""
+        result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device, **more}
+        self.server.seed(
+            "resourceclaims", {"metadata": {"name": name}, "status": {"allocation": {"devices": {"results": [result]}}}}
+        )
+
+    def turn(self, gate: str, *, on: bool) -> None:
+        """The server ends and starts again with or without it."""
+        self.server.stop()
+        self.server.turn(gate, on=on)
+        self.server.start()
+
+    def reconnect(self) -> None:
+        """The watch is cut, and made again."""
+        watches = self.server.count("watch", "resourceslices")
+        self.server.cut()
+        until(lambda: self.server.count("watch", "resourceslices") > watches)
+        self.settled()
+
+    def codes(self) -> list[str]:
+        return [finding.code for finding in self.publisher.state().findings]
 
     def settled(self) -> None:
         """Everything that has happened so far is looked at, and all stands as it should."""
@@ -216,3 +243,16 @@ class Running:
 
     def asked(self, times: int) -> bool:
         return self.agent.asked >= times
+
+
+@contextlib.contextmanager
+def running(now: wanted.Wanted, **options: Any) -> Iterator[Running]:
+    """A publisher for the block; `options` are those of its server."""
+    with apiserver.ApiServer(**options) as server:
+        server.seed("nodes", {"metadata": {"name": NODE}})
+        made = Running(server, now)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.close()

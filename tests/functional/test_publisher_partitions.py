@@ -9,8 +9,7 @@ the real reply lacks; restarts and reconnects.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -19,10 +18,10 @@ from discovery import mig, model
 from driver import values
 from driver.publish import aim, counters, held, pacing, wanted
 from driver.sharing.rules import EXCLUSIVE, Fallback, Mode, Policy
-from driver.standin import apiserver, apiserver_faults
+from driver.standin import apiserver_faults
 from tests.fakes import migtables, publishing
 from tests.fakes.migtables import ON, gpu, instance
-from tests.fakes.publishing import DRIVER, NODE, Running, until
+from tests.fakes.publishing import NODE, Running, running, until
 
 DYNAMIC = Policy(mode=Mode.MIG_DYNAMIC)
 STATIC = Policy(mode=Mode.MIG_STATIC)
@@ -42,47 +41,12 @@ def offering(*gpus: model.Gpu, how: Policy = DYNAMIC, ours: Collection[str] = ()
 NOW = offering(gpu(0x1B), gpu(0x43))
 
 
-@contextlib.contextmanager
-def running(now: wanted.Wanted = NOW, **options: Any) -> Iterator[Running]:
-    with apiserver.ApiServer(**options) as server:
-        server.seed("nodes", {"metadata": {"name": NODE}})
-        made = Running(server, now)
-        made.start()
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def change(made: Running, now: wanted.Wanted) -> None:
-    made.agent.now = now
-    made.publisher.notify()
-
-
 def totals(made: Running) -> dict[str, dict[str, int]]:
     return {
         entry["name"]: {name: int(counter["value"]) for name, counter in entry["counters"].items()}
         for body in made.slices()
         for entry in body["spec"].get("sharedCounters", [])
     }
-
-
-def codes(made: Running) -> list[str]:
-    return [finding.code for finding in made.publisher.state().findings]
-
-
-def hold(made: Running, device: str, name: str = "c") -> None:
-    result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device}
-    made.server.seed(
-        "resourceclaims", {"metadata": {"name": name}, "status": {"allocation": {"devices": {"results": [result]}}}}
-    )
-
-
-def reconnect(made: Running) -> None:
-    watches = made.server.count("watch", "resourceslices")
-    made.server.cut()
-    until(lambda: made.server.count("watch", "resourceslices") > watches)
-    made.settled()
 
 
 def consuming(made: Running) -> list[str]:
@@ -99,41 +63,41 @@ def foreign(*there: mig.MigInstance) -> wanted.Wanted:
 
 
 def test_partitions_stand_beside_their_counters() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         devices, shared = made.slices()
         assert len(devices["spec"]["devices"]) == 27
         assert "sharedCounters" not in devices["spec"]
         assert "devices" not in shared["spec"]
         assert totals(made) == {WHOLE: FULL}
-        assert (codes(made), made.publisher.state().reason) == ([], None)
+        assert (made.codes(), made.publisher.state().reason) == ([], None)
         assert made.writes() == 2
         assert made.server.count("create", "resourceslices", dry_run=True) == 2
 
 
 def test_a_restart_and_a_reconnect_write_nothing() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.restart()
         made.settled()
-        reconnect(made)
+        made.reconnect()
         assert (made.writes(), made.store.saves) == (2, 1)
 
 
 def test_twenty_instances_of_ours_come_and_go_without_a_write() -> None:
     name = f"{WHOLE}-mig-1g-10gb-19"
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         for turn in range(20):
             start = turn % 7
             # The mode follows the claims: on with the first instance, off some time after the last.
             there = gpu(0x1B, mig_mode=ON, mig_instances=(instance(turn, start),))
             made.agent.held = {f"{name}-{start}"}
-            change(made, offering(there, gpu(0x43), ours={f"{name}-{start}"}))
+            made.want(offering(there, gpu(0x43), ours={f"{name}-{start}"}))
             made.looks()
             made.agent.held = ()
             made.publisher.released()
-            change(made, offering(gpu(0x1B), gpu(0x43)))
+            made.want(offering(gpu(0x1B), gpu(0x43)))
             made.looks()
         made.settled()
         assert (made.writes(), made.store.saves) == (2, 1)
@@ -141,26 +105,26 @@ def test_twenty_instances_of_ours_come_and_go_without_a_write() -> None:
 
 
 def test_a_foreign_instance_takes_its_part_and_gives_it_back() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
-        change(made, foreign(instance(2, 4, 9, size=4)))
+        made.want(foreign(instance(2, 4, 9, size=4)))
         until(lambda: totals(made)[WHOLE]["memory-slice-4"] == 0)
         made.settled()
         assert WHOLE not in made.listed()
         assert BIG not in made.listed()
         assert f"{WHOLE}-mig-3g-40gb-9-0" in made.listed()
-        assert codes(made) == ["mig-instance-foreign"]
+        assert made.codes() == ["mig-instance-foreign"]
         assert made.server.count("list", "resourceclaims") == 1
-        change(made, NOW)
+        made.want(NOW)
         until(lambda: totals(made) == {WHOLE: FULL})
         assert BIG in made.listed()
 
 
 def test_no_counter_goes_below_what_a_claim_has() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
-        hold(made, MEDIA)
-        change(made, foreign(instance(2, 6, 20)))
+        made.hold(MEDIA)
+        made.want(foreign(instance(2, 6, 20)))
         until(lambda: f"{MEDIA}!" in made.listed())
         made.settled()
         assert totals(made)[WHOLE]["ofa-engines"] == 1
@@ -173,10 +137,10 @@ def test_no_counter_goes_below_what_a_claim_has() -> None:
 
 
 def test_what_is_prepared_counts_as_in_use() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.agent.held = {MEDIA}
-        change(made, foreign(instance(2, 6, 20)))
+        made.want(foreign(instance(2, 6, 20)))
         until(lambda: f"{MEDIA}!" in made.listed())
         made.settled()
         assert totals(made)[WHOLE]["ofa-engines"] == 1
@@ -187,17 +151,17 @@ def test_what_is_prepared_counts_as_in_use() -> None:
 
 def test_a_claim_that_was_faster_than_the_write_raises_the_counter_again() -> None:
     moment = [0.0]
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.restart(clock=lambda: moment[0])
         made.settled()
         # Allocated while the counters went down: three engines of seven copies are taken by an instance of an admin.
-        change(made, foreign(instance(2, 4, 9, size=4)))
+        made.want(foreign(instance(2, 4, 9, size=4)))
         until(lambda: totals(made)[WHOLE]["memory-slice-4"] == 0)
         made.settled()
         lowered = totals(made)[WHOLE]["copy-engines"]
-        hold(made, f"{WHOLE}-mig-4g-40gb-5-0", "one")
-        hold(made, f"{WHOLE}-mig-2g-20gb-14-0", "two")
+        made.hold(f"{WHOLE}-mig-4g-40gb-5-0", "one")
+        made.hold(f"{WHOLE}-mig-2g-20gb-14-0", "two")
         moment[0] += held.FREE_FOR_S + 1.0
         made.publisher.notify()
         until(lambda: totals(made)[WHOLE]["copy-engines"] == lowered + 1)
@@ -211,11 +175,11 @@ def test_a_claim_that_was_faster_than_the_write_raises_the_counter_again() -> No
 
 def test_no_claim_is_looked_for_once_a_lowered_counter_has_settled() -> None:
     moment = [0.0]
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.restart(clock=lambda: moment[0])
         made.settled()
-        change(made, foreign(instance(2, 4, 9, size=4)))
+        made.want(foreign(instance(2, 4, 9, size=4)))
         until(lambda: totals(made)[WHOLE]["memory-slice-4"] == 0)
         made.settled()
         moment[0] += aim.LOWERED_FOR_S + 1.0
@@ -228,11 +192,11 @@ def test_no_claim_is_looked_for_once_a_lowered_counter_has_settled() -> None:
 
 
 def test_no_counter_goes_down_while_nobody_can_tell_who_has_what() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         fault = made.server.faults.inject(apiserver_faults.Refuse(403, "Forbidden"), resource="resourceclaims")
-        change(made, foreign(instance(2, 4, 9, size=4)))
-        until(lambda: "claims-not-listed" in codes(made))
+        made.want(foreign(instance(2, 4, 9, size=4)))
+        until(lambda: "claims-not-listed" in made.codes())
         made.settled()
         assert totals(made) == {WHOLE: FULL}
         assert f"{BIG}!" in made.listed()
@@ -254,10 +218,10 @@ def test_existing_instances_come_and_go_by_one_write_each() -> None:
         made.settled()
         small = f"{WHOLE}-mig-1g-10gb-19-0"
         assert made.listed() == [OTHER, small, BIG]
-        change(made, static(THERE[0]))
+        made.want(static(THERE[0]))
         until(lambda: made.listed() == [OTHER, small])
         made.settled()
-        change(made, static(*THERE))
+        made.want(static(*THERE))
         until(lambda: made.listed() == [OTHER, small, BIG])
         made.settled()
         assert made.writes() == 3
@@ -271,7 +235,7 @@ def test_an_instance_that_vanishes_while_a_claim_has_it_stays_tainted_until_it_i
         told: list[frozenset[str]] = []
         made.restart(listed=lambda: told.append(made.publisher.state().vanished))
         made.settled()
-        change(made, static(THERE[0]))
+        made.want(static(THERE[0]))
         until(lambda: f"{BIG}!" in made.listed())
         made.settled()
         assert made.publisher.state().vanished == {BIG}
@@ -286,10 +250,10 @@ def test_an_instance_that_vanishes_while_a_claim_has_it_stays_tainted_until_it_i
 
 def test_a_whole_gpu_is_not_given_away_beside_a_part_that_a_claim_has() -> None:
     """The policy waits for that by the record; an allocation that it could not see is found here."""
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
-        hold(made, BIG)
-        change(made, offering(gpu(0x1B), gpu(0x43), how=EXCLUSIVE))
+        made.hold(BIG)
+        made.want(offering(gpu(0x1B), gpu(0x43), how=EXCLUSIVE))
         until(lambda: made.listed() == [WHOLE, BIG + "!", OTHER] or made.listed() == [WHOLE, OTHER, BIG + "!"])
         made.settled()
         assert sorted(consuming(made)) == [WHOLE, BIG]
@@ -308,9 +272,9 @@ def test_who_has_devices_is_told_to_who_decides_on_policies() -> None:
         asked.append(_held(frozenset({BIG, MEDIA, WHOLE})))
         return NOW
 
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
-        hold(made, BIG)
+        made.hold(BIG)
         made.agent.held = {MEDIA}
         made.agent.wanted_now = decide  # type: ignore[method-assign]
         made.restart()
@@ -324,7 +288,7 @@ def test_who_has_devices_is_told_to_who_decides_on_policies() -> None:
 
 def test_a_change_that_waits_is_looked_at_when_a_claim_ends() -> None:
     waits = [False]
-    with running() as made:
+    with running(NOW) as made:
         made.restart(waits=lambda: waits[0])
         made.settled()
         looks = made.agent.asked
@@ -345,13 +309,13 @@ def test_where_the_server_keeps_no_counters_gpus_are_whole_or_not_there(
         assert made.listed() == ([WHOLE, OTHER] if fallback is Fallback.WHOLE else [OTHER])
         assert (consuming(made), totals(made)) == ([], {})
         state = made.publisher.state()
-        assert (state.ok, codes(made)) == (True, ["counters-not-kept"])
+        assert (state.ok, made.codes()) == (True, ["counters-not-kept"])
         assert f"{WHOLE} ({'whole' if fallback is Fallback.WHOLE else 'not at all'})" in (state.reason or "")
         assert made.told.events == [("CountersNotKept", state.reason)]
         assert made.told.writes == [("create", "success")]
         made.restart()
         made.settled()
-        reconnect(made)
+        made.reconnect()
         assert (made.writes(), made.store.saves) == (1, 1)
 
 
@@ -359,40 +323,34 @@ def test_existing_instances_need_no_counters() -> None:
     with running(static(*THERE), version="1.35") as made:
         made.settled()
         assert made.listed() == [OTHER, f"{WHOLE}-mig-1g-10gb-19-0", BIG]
-        assert (codes(made), made.publisher.state().reason) == ([], None)
+        assert (made.codes(), made.publisher.state().reason) == ([], None)
 
 
 def test_a_server_that_keeps_counters_from_now_on_gets_partitions() -> None:
-    with running(feature_gates={"DRAPartitionableDevices": False}) as made:
+    with running(NOW, feature_gates={"DRAPartitionableDevices": False}) as made:
         made.settled()
-        made.server.stop()
-        made.server.turn("DRAPartitionableDevices", on=True)
-        made.server.start()
+        made.turn("DRAPartitionableDevices", on=True)
         until(lambda: totals(made) == {WHOLE: FULL})
         made.settled()
         assert len(consuming(made)) == 26
-        assert (codes(made), made.publisher.state().reason) == ([], None)
+        assert (made.codes(), made.publisher.state().reason) == ([], None)
 
 
 def test_a_server_that_keeps_none_from_now_on_is_noticed_without_a_write() -> None:
     """What is stored keeps its fields there, and its scheduler does not look at them."""
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
-        made.server.stop()
-        made.server.turn("DRAPartitionableDevices", on=False)
-        made.server.start()
+        made.turn("DRAPartitionableDevices", on=False)
         until(lambda: made.listed() == [WHOLE, OTHER])
         made.settled()
-        assert (consuming(made), totals(made), codes(made)) == ([], {}, ["counters-not-kept"])
+        assert (consuming(made), totals(made), made.codes()) == ([], {}, ["counters-not-kept"])
 
 
 def test_without_counters_nothing_is_offered_of_a_gpu_of_which_a_part_is_in_use() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.agent.held = {BIG}
-        made.server.stop()
-        made.server.turn("DRAPartitionableDevices", on=False)
-        made.server.start()
+        made.turn("DRAPartitionableDevices", on=False)
         until(lambda: made.listed() == [OTHER])
         made.settled()
         made.restart()
@@ -415,12 +373,12 @@ def strip(body: dict[str, Any]) -> None:
 def test_counters_that_the_real_reply_lacks_cost_the_slice() -> None:
     with running(wanted.Undecided(reason="not yet")) as made:
         made.server.faults.inject(apiserver_faults.Mutate(strip), verb="create", dry_run=False)
-        change(made, NOW)
+        made.want(NOW)
         until(lambda: made.listed() == [WHOLE, OTHER])
         made.settled()
         assert made.told.writes[0] == ("create", "success")
         assert made.server.count("delete", "resourceslices") == 1
-        assert (consuming(made), codes(made)) == ([], ["counters-not-kept"])
+        assert (consuming(made), made.codes()) == ([], ["counters-not-kept"])
         assert made.publisher.state().slices == 1
 
 
@@ -432,14 +390,14 @@ def halve(body: dict[str, Any]) -> None:
 def test_counters_that_somebody_changes_on_the_way_are_as_bad() -> None:
     with running(wanted.Undecided(reason="not yet")) as made:
         made.server.faults.inject(apiserver_faults.Mutate(halve), verb="create")
-        change(made, NOW)
+        made.want(NOW)
         until(lambda: made.listed() == [WHOLE, OTHER])
         made.settled()
-        assert (consuming(made), codes(made)) == ([], ["counters-not-kept"])
+        assert (consuming(made), made.codes()) == ([], ["counters-not-kept"])
 
 
 def test_counters_that_somebody_edits_are_put_right() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         (name,) = (body["metadata"]["name"] for body in made.slices() if body["spec"].get("sharedCounters"))
         made.server.edit("resourceslices", name, halve)
@@ -452,10 +410,10 @@ def test_counters_that_somebody_edits_are_put_right() -> None:
 
 
 def test_a_gpu_that_is_lost_keeps_the_counters_of_what_is_in_use() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.agent.held = {BIG}
-        change(made, publishing.offering(gpu(0x43)))
+        made.want(publishing.offering(gpu(0x43)))
         until(lambda: made.listed() == [f"{BIG}!", OTHER] or made.listed() == [OTHER, f"{BIG}!"])
         made.settled()
         assert totals(made) == {WHOLE: FULL}
@@ -463,7 +421,7 @@ def test_a_gpu_that_is_lost_keeps_the_counters_of_what_is_in_use() -> None:
         made.restart(timing=pacing.Timing())
         made.settled()
         assert totals(made) == {WHOLE: FULL}
-        change(made, NOW)
+        made.want(NOW)
         until(lambda: len(consuming(made)) == 26)
 
 
@@ -480,7 +438,7 @@ def test_another_driver_with_the_same_gpu_stops_partitions_too() -> None:
         made.server.seed("resourceslices", {"metadata": {"name": "foreign"}, "spec": spec})
         until(lambda: len(made.slices()) == 1)
         made.settled()
-        assert codes(made) == ["offered-by-another"]
+        assert made.codes() == ["offered-by-another"]
 
 
 def test_sixteen_gpus_are_taken_by_the_server() -> None:

@@ -9,8 +9,6 @@ driver; restarts and reconnects.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +18,9 @@ from discovery import model
 from driver.publish import wanted
 from driver.sharing import shares
 from driver.sharing.rules import Fallback, Mode, Policy
-from driver.standin import apiserver, apiserver_faults
+from driver.standin import apiserver_faults
 from tests.fakes import migtables, publishing
-from tests.fakes.publishing import DRIVER, NODE, Running, until
+from tests.fakes.publishing import NODE, Running, running, until
 
 GIB = 1 << 30
 SHARES = shares.Shares(
@@ -47,48 +45,6 @@ NOW = offering(GPU, publishing.gpu(0x43))
 EMPTY = wanted.from_snapshot(publishing.snapshot(), options=publishing.OPTIONS)
 
 
-@contextlib.contextmanager
-def running(now: wanted.Wanted = NOW, **options: Any) -> Iterator[Running]:
-    with apiserver.ApiServer(**options) as server:
-        server.seed("nodes", {"metadata": {"name": NODE}})
-        made = Running(server, now)
-        made.start()
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def change(made: Running, now: wanted.Wanted) -> None:
-    made.agent.now = now
-    made.publisher.notify()
-
-
-def codes(made: Running) -> list[str]:
-    return [finding.code for finding in made.publisher.state().findings]
-
-
-def hold(made: Running, device: str = WHOLE) -> None:
-    """A claim has a share of it."""
-    result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": device, "shareID": "a671734a"}
-    made.server.seed(
-        "resourceclaims", {"metadata": {"name": "c"}, "status": {"allocation": {"devices": {"results": [result]}}}}
-    )
-
-
-def turn(made: Running, *, on: bool, gate: str = "DRAConsumableCapacity") -> None:
-    made.server.stop()
-    made.server.turn(gate, on=on)
-    made.server.start()
-
-
-def reconnect(made: Running) -> None:
-    watches = made.server.count("watch", "resourceslices")
-    made.server.cut()
-    until(lambda: made.server.count("watch", "resourceslices") > watches)
-    made.settled()
-
-
 def entry(made: Running, name: str = WHOLE) -> dict[str, Any]:
     """A device as it stands on the server; nothing where it does not."""
     listed = (device for body in made.slices() for device in body["spec"].get("devices", []))
@@ -109,15 +65,15 @@ def sharing(made: Running) -> list[str]:
 
 
 def test_shares_stand_beside_gpus_for_one_claim() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         assert (made.listed(), sharing(made)) == ([OTHER, WHOLE], [WHOLE])
-        assert (codes(made), made.publisher.state().reason) == ([], None)
+        assert (made.codes(), made.publisher.state().reason) == ([], None)
         assert made.writes() == 1
         assert made.server.count("create", "resourceslices", dry_run=True) == 1
         made.restart()
         made.settled()
-        reconnect(made)
+        made.reconnect()
         assert (made.writes(), made.store.saves) == (1, 1)
 
 
@@ -130,39 +86,39 @@ def test_who_publishes_no_shares_makes_no_dry_run() -> None:
 @pytest.mark.parametrize("by", ["record", "claim"])
 def test_memory_does_not_change_under_a_share(by: str) -> None:
     less = offering(replace(GPU, memory_bytes=70 * GIB), publishing.gpu(0x43))
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         if by == "record":
             made.agent.held = {WHOLE}
         else:
-            hold(made)
-        change(made, less)
+            made.hold(WHOLE, shareID="a671734a")
+        made.want(less)
         made.settled()
         made.restart()
         made.settled()
-        assert (memory(made), made.writes(), codes(made)) == ("81559Mi", 1, ["shares-kept"])
+        assert (memory(made), made.writes(), made.codes()) == ("81559Mi", 1, ["shares-kept"])
         assert entry(made)["capacity"]["memory"]["requestPolicy"]["validRange"]["max"] == "79Gi"
         made.agent.held = ()
         made.server.remove("resourceclaims", "default/c") if by == "claim" else None
         made.publisher.released()
         until(lambda: memory(made) == "70Gi")
         made.settled()
-        assert codes(made) == []
+        assert made.codes() == []
 
 
 def test_a_lost_gpu_keeps_its_shares_while_a_claim_has_one() -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.agent.held = {WHOLE}
-        change(made, EMPTY)
+        made.want(EMPTY)
         until(lambda: made.listed() == [f"{WHOLE}!"])
         made.restart()
         made.settled()
         assert sharing(made) == [WHOLE]
         assert entry(made)["capacity"]["shares"]["requestPolicy"] == {"default": "1", "validValues": ["1"]}
-        change(made, NOW)
+        made.want(NOW)
         until(lambda: made.listed() == [OTHER, WHOLE])
-        change(made, EMPTY)
+        made.want(EMPTY)
         made.agent.held = ()
         made.publisher.released()
         until(lambda: made.listed() == [])
@@ -179,7 +135,7 @@ def test_where_the_server_keeps_no_shares_gpus_are_for_one_claim_or_not_there(
         alone = fallback is Fallback.WHOLE
         assert made.listed() == ([WHOLE, OTHER] if alone else [OTHER])
         state = made.publisher.state()
-        assert (state.ok, codes(made), sharing(made)) == (True, ["shares-not-kept"], [])
+        assert (state.ok, made.codes(), sharing(made)) == (True, ["shares-not-kept"], [])
         assert f"{WHOLE} is offered {'to one claim' if alone else 'not at all'};" in (state.reason or "")
         assert made.told.events == [("SharesNotKept", state.reason)]
         assert made.told.writes == [("create", "success")]
@@ -189,7 +145,7 @@ def test_where_the_server_keeps_no_shares_gpus_are_for_one_claim_or_not_there(
             assert "mode" not in made.store.published[WHOLE]
         made.restart()
         made.settled()
-        reconnect(made)
+        made.reconnect()
         assert (made.writes(), made.store.saves, len(made.told.events)) == (1, 1, 2)
 
 
@@ -201,7 +157,7 @@ def test_shared_instances_are_for_one_claim_there() -> None:
         made.settled()
         assert (made.listed(), sharing(made)) == ([name], [])
         assert entry(made, name)["attributes"]["memoryEnforcement"] == {"string": "mig"}
-        turn(made, on=True)
+        made.turn("DRAConsumableCapacity", on=True)
         until(lambda: sharing(made) == [name])
 
 
@@ -210,50 +166,50 @@ def test_a_server_that_keeps_neither_shares_nor_counters() -> None:
     now = wanted.from_snapshot(publishing.snapshot(GPU, migtables.gpu(0x43)), options=publishing.OPTIONS, policies=how)
     with running(now, version="1.35") as made:
         made.settled()
-        assert (made.listed(), sorted(codes(made))) == ([WHOLE, OTHER], ["counters-not-kept", "shares-not-kept"])
+        assert (made.listed(), sorted(made.codes())) == ([WHOLE, OTHER], ["counters-not-kept", "shares-not-kept"])
     with running(now) as made:
         made.settled()
-        assert (sharing(made), codes(made)) == ([WHOLE], [])
+        assert (sharing(made), made.codes()) == ([WHOLE], [])
 
 
 def test_a_server_that_keeps_shares_from_now_on_gets_them() -> None:
-    with running(feature_gates=OFF) as made:
+    with running(NOW, feature_gates=OFF) as made:
         made.settled()
-        turn(made, on=True)
+        made.turn("DRAConsumableCapacity", on=True)
         until(lambda: sharing(made) == [WHOLE])
         made.settled()
-        assert (made.listed(), codes(made), made.publisher.state().reason) == ([OTHER, WHOLE], [], None)
+        assert (made.listed(), made.codes(), made.publisher.state().reason) == ([OTHER, WHOLE], [], None)
 
 
 def test_a_server_that_keeps_none_from_now_on_is_noticed_without_a_write() -> None:
     """What is stored keeps its fields there, and its scheduler does not look at them."""
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
-        turn(made, on=False)
+        made.turn("DRAConsumableCapacity", on=False)
         until(lambda: made.listed() == [WHOLE, OTHER])
         made.settled()
-        assert (sharing(made), codes(made)) == ([], ["shares-not-kept"])
+        assert (sharing(made), made.codes()) == ([], ["shares-not-kept"])
 
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("by", ["record", "claim"])
 def test_nothing_is_offered_of_a_gpu_while_a_claim_has_a_share_that_is_not_kept(by: str, *, lost: bool) -> None:
     """To the scheduler it would be free: it counts shares apart."""
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         if by == "record":
             made.agent.held = {WHOLE}
         else:
-            hold(made)
+            made.hold(WHOLE, shareID="a671734a")
         if lost:
             made.agent.now = offering(publishing.gpu(0x43), how=Policy())
-        turn(made, on=False)
+        made.turn("DRAConsumableCapacity", on=False)
         until(lambda: made.listed() == [OTHER])
         made.settled()
         made.restart()
         made.settled()
         made.looks()
-        assert (made.listed(), codes(made)) == ([OTHER], ["shares-not-kept"])
+        assert (made.listed(), made.codes()) == ([OTHER], ["shares-not-kept"])
         assert f"{WHOLE} is offered not at all while a claim has a share of it" in (made.publisher.state().reason or "")
         # Its health is still told, and its policy waits.
         assert made.publisher.state().addresses.keys() == {OTHER, WHOLE}
@@ -269,26 +225,26 @@ def test_nothing_is_offered_of_a_gpu_while_a_claim_has_a_share_that_is_not_kept(
 
 def test_a_claim_that_has_it_alone_there_keeps_it_listed() -> None:
     """By its policy: it was published without shares, and stays so while somebody has it."""
-    with running(feature_gates=OFF) as made:
+    with running(NOW, feature_gates=OFF) as made:
         made.settled()
         made.agent.held = {WHOLE}
-        change(made, offering(GPU, publishing.gpu(0x43), how=Policy()))
-        reconnect(made)
+        made.want(offering(GPU, publishing.gpu(0x43), how=Policy()))
+        made.reconnect()
         made.restart()
         made.settled()
         assert (made.listed(), made.writes()) == ([WHOLE, OTHER], 1)
-        turn(made, on=True)
+        made.turn("DRAConsumableCapacity", on=True)
         made.settled()
         made.agent.held = ()
-        change(made, NOW)
+        made.want(NOW)
         until(lambda: sharing(made) == [WHOLE])
 
 
 def test_a_claim_of_which_the_record_does_not_know_may_have_a_share() -> None:
     """The record was lost: of a device that is offered for the first time nobody can tell."""
     with running(wanted.Undecided(reason="not yet"), feature_gates=OFF) as made:
-        hold(made)
-        change(made, NOW)
+        made.hold(WHOLE, shareID="a671734a")
+        made.want(NOW)
         until(lambda: made.listed() == [OTHER])
         made.settled()
         made.server.remove("resourceclaims", "default/c")
@@ -323,11 +279,11 @@ def double(body: dict[str, Any]) -> None:
 def test_shares_that_the_reply_lacks_cost_the_slice(fault: Any, dry_run: bool | None) -> None:
     with running(wanted.Undecided(reason="not yet")) as made:
         made.server.faults.inject(apiserver_faults.Mutate(fault), verb="create", dry_run=dry_run)
-        change(made, NOW)
+        made.want(NOW)
         until(lambda: made.listed() == [WHOLE, OTHER])
         made.settled()
         assert made.server.count("delete", "resourceslices") == (1 if dry_run is False else 0)
-        assert (sharing(made), codes(made)) == ([], ["shares-not-kept"])
+        assert (sharing(made), made.codes()) == ([], ["shares-not-kept"])
 
 
 def test_what_somebody_changes_of_others_costs_nothing() -> None:
@@ -337,14 +293,14 @@ def test_what_somebody_changes_of_others_costs_nothing() -> None:
 
     with running(wanted.Undecided(reason="not yet")) as made:
         made.server.faults.inject(apiserver_faults.Mutate(rename), verb="create")
-        change(made, NOW)
+        made.want(NOW)
         made.settled()
-        assert (sharing(made), codes(made)) == ([WHOLE], ["slices-altered"])
+        assert (sharing(made), made.codes()) == ([WHOLE], ["slices-altered"])
 
 
 @pytest.mark.parametrize("fault", [strip, strip_policies, double, drop])
 def test_shares_that_somebody_edits_are_put_right(fault: Any) -> None:
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         before = made.spec()["devices"]
         made.server.edit("resourceslices", made.only_name(), fault)
@@ -363,7 +319,7 @@ def test_beside_another_driver_a_share_that_somebody_has_stays_listed() -> None:
             ],
         },
     }
-    with running() as made:
+    with running(NOW) as made:
         made.settled()
         made.agent.held = {WHOLE}
         made.server.seed("resourceslices", rival)
