@@ -154,16 +154,30 @@ def load_kubeconfig(path: Path, *, timeout_s: float = LOAD_TIMEOUT_S) -> Access:
 
 
 def _run_loader(path: Path, timeout_s: float) -> tuple[int, str, str]:
-    """Exit status, output and complaints of the loader. It has a session of its own, so that its plugins end with it."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "driver.kube.loader", str(path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as child:
+    """Exit status, output and complaints of the loader. It has a session of its own, so that its plugins end with it, and a folder
+    that goes however it ends, as the client writes inline keys into files.
+    """
+    import tempfile  # noqa: PLC0415 - in a pod there is no kubeconfig
+
+    try:
+        made = tempfile.TemporaryDirectory(prefix="nearfield-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise errors.ApiError(
+            f"Reading the kubeconfig {path} takes a folder for temporary files: {error}",
+            reason=errors.ApiReason.UNAVAILABLE,
+        ) from error
+    with (
+        made as folder,
+        subprocess.Popen(
+            [sys.executable, "-m", "driver.kube.loader", str(path), folder],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as child,
+    ):
         try:
             output, complaints = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:

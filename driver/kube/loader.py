@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a kubeconfig with the official client and prints what `access.Access` needs, as JSON. A process of its own.
 
-`python -m driver.kube.loader FILE`. Exit status 0; `access.BAD_CONFIG` when the file is wrong; 1 when it is right but its
-credentials could not be had. The last line of stderr is the reason. Nothing but the JSON goes to stdout.
+`python -m driver.kube.loader FILE FOLDER`: the client makes its files in FOLDER. Exit status 0; `access.BAD_CONFIG` when the file is
+wrong; 1 when it is right but its credentials could not be had. The last line of stderr is the reason. Nothing but the JSON goes to
+stdout.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import json
 import logging
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -39,38 +39,39 @@ class _Complaints(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The fields of an Access. Raises ConfigException, ConfigError or _NoCredentialsError."""
+def load(path: Path, temporary: str) -> dict[str, Any]:
+    """The fields of an Access. `temporary`: where the client makes files. Raises ConfigException, ConfigError or
+    _NoCredentialsError.
+    """
     complaints = _Complaints()
     logging.getLogger().addHandler(complaints)
     configuration = client.Configuration()
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
         raise config_exception.ConfigException("it is no mapping of clusters, users and contexts")
-    with tempfile.TemporaryDirectory() as temporary:
-        reading: Any = kube_config  # untyped
-        reader = reading.KubeConfigLoader(
-            config_dict=document, config_base_path=str(path.resolve().parent), temp_file_path=temporary
+    reading: Any = kube_config  # untyped
+    reader = reading.KubeConfigLoader(
+        config_dict=document, config_base_path=str(path.resolve().parent), temp_file_path=temporary
+    )
+    reader.load_and_set(configuration)
+    user = _user(document, reader.current_context)
+    authorization = configuration.get_api_key_with_prefix("BearerToken")
+    if ("exec" in user or "auth-provider" in user) and not authorization and not configuration.cert_file:
+        raise _NoCredentialsError(
+            "; ".join(complaints.texts) or "its credential plugin gave neither token nor certificate"
         )
-        reader.load_and_set(configuration)
-        user = _user(document, reader.current_context)
-        authorization = configuration.get_api_key_with_prefix("BearerToken")
-        if ("exec" in user or "auth-provider" in user) and not authorization and not configuration.cert_file:
-            raise _NoCredentialsError(
-                "; ".join(complaints.texts) or "its credential plugin gave neither token nor certificate"
-            )
-        return (
-            {
-                "server": configuration.host.rstrip("/"),
-                "verify": bool(configuration.verify_ssl),
-                "server_name": configuration.tls_server_name,
-                "expires_at": expiry.timestamp() if (expiry := getattr(reader, "expiry", None)) is not None else None,
-                "proxy": _proxy(configuration),
-            }
-            | _authorization(authorization, user, path)
-            | _authority(configuration, temporary)
-            | _certificate(configuration, temporary)
-        )
+    return (
+        {
+            "server": configuration.host.rstrip("/"),
+            "verify": bool(configuration.verify_ssl),
+            "server_name": configuration.tls_server_name,
+            "expires_at": expiry.timestamp() if (expiry := getattr(reader, "expiry", None)) is not None else None,
+            "proxy": _proxy(configuration),
+        }
+        | _authorization(authorization, user, path)
+        | _authority(configuration, temporary)
+        | _certificate(configuration, temporary)
+    )
 
 
 def _user(config: dict[str, Any], context: dict[str, Any]) -> dict[str, Any]:
@@ -114,11 +115,11 @@ def _proxy(configuration: client.Configuration) -> str | None:
 
 
 def main() -> int:
-    """Load the file that the command line names."""
+    """Load the file that the command line names, with the folder that it names."""
     try:
         # Plugins and the client itself may print; stdout is for the answer.
         with contextlib.redirect_stdout(sys.stderr):
-            loaded = load(Path(sys.argv[1]))
+            loaded = load(Path(sys.argv[1]), sys.argv[2])
     except _NoCredentialsError as error:
         sys.stderr.write(f"{error}\n".replace("\n", " ") + "\n")
         return 1

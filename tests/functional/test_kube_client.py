@@ -13,6 +13,7 @@ import contextlib
 import json
 import socket
 import stat
+import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -376,7 +377,13 @@ def test_a_plugin_that_fails_makes_calls_fail_until_it_works(server: apiserver.A
     assert access.load_kubeconfig(path).header() == f"Bearer {server.token}"
 
 
-def test_a_plugin_that_hangs_is_ended(server: apiserver.ApiServer, tmp_path: Path) -> None:
+def test_a_plugin_that_hangs_is_ended_and_leaves_no_files(
+    server: apiserver.ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     number = tmp_path / "pid"
     path = write_kubeconfig(
         tmp_path / "kubeconfig", server, plugin(tmp_path / "plugin", f"echo $$ > {number}; exec sleep 30")
@@ -384,6 +391,11 @@ def test_a_plugin_that_hangs_is_ended(server: apiserver.ApiServer, tmp_path: Pat
     with pytest.raises(errors.ApiError, match="waiting for something"):
         access.load_kubeconfig(path, timeout_s=5.0)
     until(lambda: not Path(f"/proc/{number.read_text().strip()}/cmdline").exists())
+    assert list(temporary.iterdir()) == []
+    temporary.rmdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with pytest.raises(errors.ApiError, match="takes a folder for temporary files"):
+        access.load_kubeconfig(path)
 
 
 @pytest.mark.parametrize(
