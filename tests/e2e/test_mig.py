@@ -12,10 +12,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -23,7 +21,7 @@ from discovery import address
 from discovery.mock import mig
 from driver import values
 from driver.prepare import ledger
-from tests.e2e.kit import configfile, given, load, make, partitions, waiting
+from tests.e2e.kit import configfile, given, load, make, partitions, waiting, watched
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site, Sites
 from tests.e2e.kit.space import Space
@@ -49,30 +47,18 @@ def _quick_hardware(site: Site) -> Iterator[None]:
     partitions.take(site.disk.machine)
 
 
-class Watched:
-    """Reads the state of the machine all the time, and fails where two instances ever overlap."""
+class Watched(watched.Watched):
+    """Reads the state of the machine, and finds where two instances overlap."""
 
     def __init__(self, machine: Path) -> None:
+        super().__init__()
         self._machine = machine
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watched", daemon=True)
-        self.wrong: list[str] = []
-        self.most = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.05):
-            try:
-                self.most = max(self.most, len(partitions.there(self._machine)))
-            except AssertionError as error:
-                self.wrong.append(str(error))
+    def _look(self) -> None:
+        try:
+            self.most = max(self.most, len(partitions.there(self._machine)))
+        except AssertionError as error:
+            self.wrong.append(str(error))
 
 
 def whole(bus: str) -> Json:
@@ -120,34 +106,20 @@ def test_slices_and_whole_gpus_at_once(site: Site, space: Space) -> None:
     ]
     asks.append(make.request(where=three))
     with (
-        Watched(site.disk.machine) as watched,
+        Watched(site.disk.machine) as seen,
         load.running(space, workers=6, seconds=0.1, asks=asks, patience_s=400) as pods,
     ):
         pods.more(60, timeout_s=600)
         told = pods.finish()
-    assert watched.wrong == []
-    assert watched.most > 2
+    assert seen.wrong == []
+    assert seen.most > 2
     assert (told.wrong, told.retried) == ([], [])
 
 
 @pytest.mark.timeout(1500)
 def test_three_hundred_pods(site: Site, space: Space) -> None:
     asks = [partitions.request(profile) for profile in ("1g.10gb", "2g.20gb", "3g.40gb")]
-    restarts = site.agent.restarts()
-    with (
-        Watched(site.disk.machine) as watched,
-        load.running(space, workers=6, seconds=0.1, asks=asks) as pods,
-    ):
-        pods.more(6)
-        before = site.agent.metrics()
-        pods.more(PODS - 6, timeout_s=1200)
-        told = pods.finish()
-    assert (watched.wrong, told.wrong, told.retried) == ([], [], [])
-    after = site.agent.metrics()
-    assert site.agent.restarts() == restarts
-    for name in ("nearfield_prepare_total", "nearfield_unprepare_total"):
-        assert after.total(name, result="error") == before.total(name, result="error"), name
-    assert after.one("process_open_fds") <= before.one("process_open_fds") + 10
+    watched.many_pods(site, space, Watched(site.disk.machine), asks, pods=PODS)
 
 
 def test_an_instance_of_somebody_else_in_the_way(site: Site, space: Space) -> None:

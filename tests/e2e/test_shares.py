@@ -18,7 +18,7 @@ import pytest
 
 from driver.sharing import shares
 from tests.e2e.kit import agent as agents
-from tests.e2e.kit import configfile, given, load, make, portions, waiting
+from tests.e2e.kit import configfile, given, load, make, portions, waiting, watched
 from tests.e2e.kit.portions import GIB
 from tests.e2e.kit.sites import Site, Sites
 from tests.e2e.kit.space import Space
@@ -140,34 +140,20 @@ def test_shares_and_whole_gpus_at_once(site: Site, space: Space) -> None:
         make.request(where=two),
     ]
     with (
-        portions.Watched(site.disk) as watched,
+        portions.Watched(site.disk) as seen,
         load.running(space, workers=6, seconds=0.1, asks=asks, patience_s=400) as pods,
     ):
         pods.more(60, timeout_s=600)
         told = pods.finish()
-    assert watched.wrong == []
-    assert watched.most > 1
+    assert seen.wrong == []
+    assert seen.most > 1
     assert (told.wrong, told.retried) == ([], [])
 
 
 @pytest.mark.timeout(1500)
 def test_three_hundred_pods(site: Site, space: Space) -> None:
     asks = [portions.request("19Gi", 25), portions.request("7Gi", 5), portions.request("39Gi", 50)]
-    restarts = site.agent.restarts()
-    with (
-        portions.Watched(site.disk) as watched,
-        load.running(space, workers=6, seconds=0.1, asks=asks) as pods,
-    ):
-        pods.more(6)
-        before = site.agent.metrics()
-        pods.more(PODS - 6, timeout_s=1200)
-        told = pods.finish()
-    assert (watched.wrong, told.wrong, told.retried) == ([], [], [])
-    after = site.agent.metrics()
-    assert site.agent.restarts() == restarts
-    for name in ("nearfield_prepare_total", "nearfield_unprepare_total"):
-        assert after.total(name, result="error") == before.total(name, result="error"), name
-    assert after.one("process_open_fds") <= before.one("process_open_fds") + 10
+    watched.many_pods(site, space, portions.Watched(site.disk), asks, pods=PODS)
 
 
 def test_sharers_are_killed(site: Site, space: Space) -> None:

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from driver.errors import RecordError
 from driver.prepare import shareuse
 from tests.e2e.kit import agent as agents
-from tests.e2e.kit import make
+from tests.e2e.kit import make, watched
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.node import Disk
 from tests.e2e.kit.sites import Site
@@ -128,46 +126,34 @@ def offered(site: Site) -> tuple[Json, ...]:
     return tuple(device for device in site.agent.devices() if device.get("allowMultipleAllocations"))
 
 
-class Watched:
-    """Reads the record all the time, and fails where more of a GPU is given out than there is."""
+class Watched(watched.Watched):
+    """Reads the record, and finds where more of a GPU is given out than there is."""
 
     def __init__(self, disk: Disk) -> None:
+        super().__init__()
         self._disk = disk
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watched-shares", daemon=True)
-        self.wrong: list[str] = []
-        self.most = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.05):
-            try:
-                entries = self._disk.record()
-            except RecordError:
-                continue
-            memory: Counter[str] = Counter()
-            compute: Counter[str] = Counter()
-            shares: Counter[str] = Counter()
-            wholes: Counter[str] = Counter()
-            for entry in entries:
-                for result in entry.results:
-                    if result.share is None:
-                        wholes[result.device] += 1
-                    else:
-                        shares[result.device] += 1
-                        memory[result.device] += result.share.memory
-                        compute[result.device] += result.share.compute or 0
-            self.most = max([self.most, *shares.values()])
-            self.wrong += [
-                f"{device}: {memory[device]} bytes, {compute[device]} %, {wholes[device]} wholes"
-                for device in shares
-                if memory[device] > MEMORY or compute[device] > 100 or wholes[device]
-            ]
-            self.wrong += [f"{device}: {count} claims" for device, count in wholes.items() if count > 1]
+    def _look(self) -> None:
+        try:
+            entries = self._disk.record()
+        except RecordError:
+            return
+        memory: Counter[str] = Counter()
+        compute: Counter[str] = Counter()
+        shares: Counter[str] = Counter()
+        wholes: Counter[str] = Counter()
+        for entry in entries:
+            for result in entry.results:
+                if result.share is None:
+                    wholes[result.device] += 1
+                else:
+                    shares[result.device] += 1
+                    memory[result.device] += result.share.memory
+                    compute[result.device] += result.share.compute or 0
+        self.most = max([self.most, *shares.values()])
+        self.wrong += [
+            f"{device}: {memory[device]} bytes, {compute[device]} %, {wholes[device]} wholes"
+            for device in shares
+            if memory[device] > MEMORY or compute[device] > 100 or wholes[device]
+        ]
+        self.wrong += [f"{device}: {count} claims" for device, count in wholes.items() if count > 1]
