@@ -92,13 +92,12 @@ def namespace(space: Space, pod: str) -> str:
 def compute_mode(site: Site) -> int:
     nvml = json.loads((site.disk.machine / "nvml.json").read_text())["nvml"]
     (gpu,) = (gpu for gpu in nvml["gpus"] if gpu["pci"] == BUS)
-    return int(gpu.get("compute_mode") or gpu.get("computeMode") or 0)
+    return int(gpu["computeMode"])
 
 
 def daemons(site: Site) -> dict[str, Json]:
     document = json.loads(supervisor.run(site, "nearfield", "mps", "status", "-o", "json"))
-    found = document["daemons"]
-    return {item["device"]: item for item in (found.values() if isinstance(found, dict) else found)}
+    return {item["device"]: item for item in document["daemons"]}
 
 
 def test_without_a_supervisor(site: Site, space: Space) -> None:
@@ -140,7 +139,7 @@ def test_programs_reach_their_namespaces(site: Site, space: Space) -> None:
 def test_who_has_all_the_memory_is_a_client_without_limits(site: Site, space: Space) -> None:
     space.create(make.template("all", portions.request(bus=BUS)), supervisor.client("p", claim="all"))
     answer = told(space, "p")
-    assert (answer["memory"], answer["threads"]) in ((None, None), (None, 100), (None, 100.0))
+    assert (answer["memory"], answer["threads"]) == (None, None)
 
 
 def test_the_daemon_dies(site: Site, space: Space) -> None:

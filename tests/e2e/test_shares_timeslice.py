@@ -41,7 +41,7 @@ def turn(site: Site) -> int:
     """Of the GPU, as the machine's state has it."""
     nvml = json.loads((site.disk.machine / "nvml.json").read_text())["nvml"]
     (gpu,) = (gpu for gpu in nvml["gpus"] if gpu["pci"] == BUS)
-    return int(gpu.get("time_slice", gpu.get("timeSlice", 0)) or 0)
+    return int(gpu["timeSlice"])
 
 
 def test_sharers_take_turns(site: Site, space: Space) -> None:

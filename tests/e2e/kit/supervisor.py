@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from tests.e2e.kit import agent as agents
-from tests.e2e.kit import driverroot, make
+from tests.e2e.kit import driverroot, make, waiting
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 
@@ -55,11 +55,18 @@ def apply(site: Site) -> None:
     variable["value"] = driverroot.ROOT
     site.cluster.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(daemonset))
     site.api.wait("DaemonSet", NAME, agents.NAMESPACE, until=_ready, what="ready", timeout_s=120)
+    # The DaemonSet may still tell of a pod that has gone.
+    waiting.until(lambda: _serves(pod(site)), "its pod is ready", timeout_s=120)
 
 
 def _ready(item: Json) -> bool:
     status = item["status"]
     return (status.get("desiredNumberScheduled"), status.get("numberReady")) == (1, 1)
+
+
+def _serves(body: Json) -> bool:
+    conditions = body["status"].get("conditions", [])
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 def pod(site: Site) -> Json:
