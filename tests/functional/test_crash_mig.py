@@ -14,7 +14,7 @@ import pytest
 
 from driver.prepare import crashpoints, ledger
 from driver.prepare.crashpoints import Point
-from tests.fakes import cdi_rules, prepare_process, preparing
+from tests.fakes import crashing
 from tests.fakes.preparing import ADDRESSES, NAMES, Agent, part_name, ref
 
 WHILE_MADE = (Point.MIG_BEFORE_STARTED, Point.MIG_AFTER_STARTED, Point.MIG_MADE)
@@ -26,27 +26,18 @@ PARTS = (part_name(0, 9, 4), part_name(1, 19, 0))
 ADMINS = {(19, 6): "admin"}
 
 
-class Node:
+class Node(crashing.Node):
     """The folders of a node, an admin's instance on its second GPU, and the processes on it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.api = preparing.ClaimFolder(path / "claims")
+        super().__init__(path, divided=True)
         self.claim = self.api.allocate(ref(1), *PARTS)
         self.bystander = self.api.allocate(ref(2), part_name(0, 14, 0))
-        self._processes: list[prepare_process.PrepareProcess] = []
         first = self.process()
         agent = Agent(path)
         agent.hardware.admin_makes(ADDRESSES[1], 19, 6)
         assert "devices" in first.ask("prepare", self.bystander)[self.bystander.uid]
         first.close()
-
-    def process(self, *, crash_at: str | None = None) -> prepare_process.PrepareProcess:
-        """One more agent."""
-        made = prepare_process.PrepareProcess(self.path, crash_at=crash_at, divided=True)
-        self._processes.append(made)
-        assert made.started()
-        return made
 
     def agent(self) -> Agent:
         """The next agent, here."""
@@ -54,24 +45,13 @@ class Node:
         agent.index.divide()
         return agent.start()
 
-    def close(self) -> None:
-        for process in self._processes:
-            process.close()
-
     def check(self, agent: Agent) -> None:
         """What must hold after a start, whatever happened before it."""
         entries = agent.record.rows()
         held = list(itertools.chain.from_iterable(entry.devices_held() for entry in entries))
         assert not any(ledger.overlap(one, other) for one, other in itertools.combinations(held, 2))
         assert {device.name for device in held} == agent.record.held_devices()
-        agent.collector.look_after()
-        completed = {
-            agent.dialect.claim_file(entry.claim.uid) for entry in entries if entry.state is ledger.ClaimState.COMPLETED
-        }
-        begun = {agent.dialect.claim_file(entry.claim.uid) for entry in entries} - completed
-        assert completed <= agent.claim_files() <= completed | begun
-        for name in agent.claim_files():
-            assert cdi_rules.violations((agent.directory.path / name).read_bytes()) == []
+        self.check_files(agent)
         meant = {(part.gpu, part.profile_id, part.start) for entry in entries for part in entry.partitions}
         there = {
             (place, profile, start)
@@ -85,9 +65,7 @@ class Node:
 
     def end(self, agent: Agent) -> None:
         """Nothing is left of the claim, and its places can be had."""
-        assert not isinstance(agent.unprepare(self.claim), str)
-        while agent.record.releasing():
-            threading.Event().wait(0.01)
+        self.unprepare(agent)
         self.check(agent)
         assert agent.prepared_uids() == {self.bystander.uid}
         assert agent.hardware.instances(ADDRESSES[0]) == {(14, 0): "agent"}
@@ -114,9 +92,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     ],
 )
 def test_a_crash_while_a_claim_is_prepared(node: Node, point: str, then: str) -> None:
-    crashing = node.process(crash_at=point)
-    assert crashing.ask("prepare", node.claim) is None
-    assert crashing.died()
+    node.dies_preparing(point)
 
     agent = node.agent()
     node.check(agent)
@@ -144,10 +120,7 @@ def test_a_crash_while_a_claim_is_prepared(node: Node, point: str, then: str) ->
     ],
 )
 def test_a_crash_while_a_claim_is_unprepared(node: Node, point: str, then: str) -> None:
-    crashing = node.process(crash_at=point)
-    assert "devices" in crashing.ask("prepare", node.claim)[node.claim.uid]
-    assert crashing.ask("unprepare", node.claim) is None
-    assert crashing.died()
+    node.dies_unpreparing(point)
 
     agent = node.agent()
     node.check(agent)
@@ -161,11 +134,7 @@ def test_a_crash_while_a_claim_is_unprepared(node: Node, point: str, then: str) 
 @pytest.mark.parametrize("point", WHILE_LEFT)
 @pytest.mark.parametrize("then", ["unprepared again", "prepared again", "left alone"])
 def test_a_crash_while_a_claim_is_left_to_be_put_back(node: Node, point: str, then: str) -> None:
-    crashing = node.process(crash_at=point)
-    assert "devices" in crashing.ask("prepare", node.claim)[node.claim.uid]
-    crashing.ask("hold up")
-    assert crashing.ask("unprepare", node.claim) is None
-    assert crashing.died()
+    node.dies_unpreparing(point, left=True)
 
     agent = node.agent()
     node.check(agent)
@@ -179,12 +148,7 @@ def test_a_crash_while_a_claim_is_left_to_be_put_back(node: Node, point: str, th
 
 @pytest.mark.parametrize("point", WHILE_UNDONE)
 def test_a_crash_while_a_failed_prepare_is_undone(node: Node, point: str) -> None:
-    crashing = node.process(crash_at=point)
-    crashing.ask("hold up")
-    if point == Point.MIG_REMOVED:
-        crashing.ask("let go")
-    assert crashing.ask("prepare", node.claim) is None
-    assert crashing.died()
+    node.dies_undoing(point, works=point == Point.MIG_REMOVED)
     agent = node.agent()
     node.check(agent)
     assert hasattr(agent.prepare(node.claim), "devices")

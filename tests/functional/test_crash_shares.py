@@ -15,7 +15,7 @@ import pytest
 from driver.prepare import crashpoints, ledger, shareuse
 from driver.prepare.crashpoints import Point
 from driver.sharing import shares
-from tests.fakes import cdi_rules, prepare_process, preparing
+from tests.fakes import crashing, preparing
 from tests.fakes.preparing import NAMES, Agent, ref, share, share_id
 
 BEGUN = (Point.MIG_BEFORE_STARTED, Point.MIG_AFTER_STARTED)
@@ -31,37 +31,24 @@ WHILE_UNPREPARED = (*(name for name in crashpoints.NAMES if name.startswith("unp
 WHILE_LEFT = (Point.MIG_BEFORE_RELEASING, Point.MIG_AFTER_RELEASING)
 
 
-class Node:
+class Node(crashing.Node):
     """The folders of a node, somebody who shares a GPU, and the processes on it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.api = preparing.ClaimFolder(path / "claims")
+        super().__init__(path, shared=True)
         self.claim = self.api.allocate_shares(
             ref(1), share(NAMES[0], share_id(1)), share(NAMES[0], share_id(2)), share(NAMES[1], share_id(3))
         )
         self.bystander = self.api.allocate_shares(ref(2), share(NAMES[0], share_id(4)))
-        self._processes: list[prepare_process.PrepareProcess] = []
         first = self.process()
         assert "devices" in first.ask("prepare", self.bystander)[self.bystander.uid]
         first.close()
-
-    def process(self, *, crash_at: str | None = None, starts: bool = True) -> prepare_process.PrepareProcess:
-        """One more agent."""
-        made = prepare_process.PrepareProcess(self.path, crash_at=crash_at, shared=True)
-        self._processes.append(made)
-        assert made.started() is starts
-        return made
 
     def agent(self) -> Agent:
         """The next agent, here."""
         agent = Agent(self.path, wait_s=0.05)
         agent.index.share(memory=shares.Memory.MPS, compute=shares.Compute.MPS)
         return agent.start()
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.close()
 
     def check(self, agent: Agent) -> None:
         """What must hold after a start, whatever happened before it."""
@@ -70,14 +57,7 @@ class Node:
         for name in agent.record.held_devices():
             room = preparing.sharing().room
             assert shareuse.fits(room, [use for entry in entries for use in ledger.uses_of(entry, name)])
-        agent.collector.look_after()
-        completed = {
-            agent.dialect.claim_file(entry.claim.uid) for entry in entries if entry.state is ledger.ClaimState.COMPLETED
-        }
-        begun = {agent.dialect.claim_file(entry.claim.uid) for entry in entries} - completed
-        assert completed <= agent.claim_files() <= completed | begun
-        for name in agent.claim_files():
-            assert cdi_rules.violations((agent.directory.path / name).read_bytes()) == []
+        self.check_files(agent)
         there = agent.enforcer.there()
         assert set(there) <= {entry.claim.uid for entry in entries}, "something is set that no claim knows"
         assert {entry.claim.uid for entry in entries if entry.state is ledger.ClaimState.COMPLETED} <= set(there)
@@ -85,9 +65,7 @@ class Node:
 
     def end(self, agent: Agent) -> None:
         """Nothing is left of the claim, and its room can be had."""
-        assert not isinstance(agent.unprepare(self.claim), str)
-        while agent.record.releasing():
-            threading.Event().wait(0.01)
+        self.unprepare(agent)
         self.check(agent)
         assert agent.prepared_uids() == set(agent.enforcer.there()) == {self.bystander.uid}
         big = agent.api.allocate_shares(ref(3), share(NAMES[0], share_id(5), memory="60Gi", compute="75"))
@@ -113,9 +91,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     ],
 )
 def test_a_crash_while_a_claim_is_prepared(node: Node, point: str, then: str) -> None:
-    crashing = node.process(crash_at=point)
-    assert crashing.ask("prepare", node.claim) is None
-    assert crashing.died()
+    node.dies_preparing(point)
 
     agent = node.agent()
     node.check(agent)
@@ -147,10 +123,7 @@ def test_a_crash_while_a_claim_is_prepared(node: Node, point: str, then: str) ->
     ("point", "then"), list(itertools.product(WHILE_UNPREPARED, ["prepared again", "unprepared again"]))
 )
 def test_a_crash_while_a_claim_is_unprepared(node: Node, point: str, then: str) -> None:
-    crashing = node.process(crash_at=point)
-    assert "devices" in crashing.ask("prepare", node.claim)[node.claim.uid]
-    assert crashing.ask("unprepare", node.claim) is None
-    assert crashing.died()
+    node.dies_unpreparing(point)
 
     agent = node.agent()
     if point not in {Point.SHARES_UNDONE, Point.UNPREPARE_BEFORE_COMMIT}:
@@ -164,11 +137,7 @@ def test_a_crash_while_a_claim_is_unprepared(node: Node, point: str, then: str) 
 @pytest.mark.parametrize("point", WHILE_LEFT)
 @pytest.mark.parametrize("then", ["unprepared again", "prepared again", "left alone"])
 def test_a_crash_while_a_claim_is_left_to_be_put_back(node: Node, point: str, then: str) -> None:
-    crashing = node.process(crash_at=point)
-    assert "devices" in crashing.ask("prepare", node.claim)[node.claim.uid]
-    crashing.ask("hold up")
-    assert crashing.ask("unprepare", node.claim) is None
-    assert crashing.died()
+    node.dies_unpreparing(point, left=True)
 
     agent = node.agent()
     if then == "prepared again":
@@ -180,12 +149,7 @@ def test_a_crash_while_a_claim_is_left_to_be_put_back(node: Node, point: str, th
 
 @pytest.mark.parametrize("point", WHILE_UNDONE)
 def test_a_crash_while_a_failed_prepare_is_undone(node: Node, point: str) -> None:
-    crashing = node.process(crash_at=point)
-    crashing.ask("hold up")
-    if point == Point.SHARES_UNDONE:
-        crashing.ask("let go")
-    assert crashing.ask("prepare", node.claim) is None
-    assert crashing.died()
+    node.dies_undoing(point, works=point == Point.SHARES_UNDONE)
     agent = node.agent()
     node.check(agent)
     assert hasattr(agent.prepare(node.claim), "devices")
@@ -227,8 +191,7 @@ def test_a_crash_while_a_lost_record_is_made_of_the_files(node: Node, point: str
     assert "devices" in first.ask("prepare", node.claim)[node.claim.uid]
     first.close()
     (node.path / "state" / "record.db").write_bytes(b"damaged" * 5000)
-    crashing = node.process(crash_at=point, starts=False)
-    assert crashing.died()
+    assert node.process(crash_at=point, starts=False).died()
     agent = node.agent()
     assert agent.prepared_uids() == {node.claim.uid, node.bystander.uid}
     node.check(agent)

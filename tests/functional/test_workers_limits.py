@@ -69,6 +69,7 @@ def test_a_refusal_is_told_and_the_process_goes_on(pool: workers.Workers, pod: s
 
 
 def test_a_hang_costs_its_own_call_and_no_other_gpu(pool: workers.Workers, machine: Path, pod: str) -> None:
+    pool.memory_use(GPU0, [pod], timeout_s=PATIENCE_S)  # its process is there
     hang = fault.Fault(kind=Kind.NVML_HANG, target=GPU0, function="nvmlDeviceSetMemoryLimits_v1")
     faults.apply(machine, [hang])
     with pytest.raises(errors.WorkError, match="hung call of NVML") as caught:
