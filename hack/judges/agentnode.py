@@ -206,9 +206,14 @@ class AgentNode:
         """The end of the agent's log."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-_LAST_WORDS:]
 
-    def settle(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for what is done behind an answer."""
-        self._until(done, what, within_s=SETTLE_S)
+    def settle(self, done: Callable[[], bool], what: str, *, otherwise: Callable[[], str] | None = None) -> None:
+        """Wait for what is done behind an answer. `otherwise`: what there is in its place, for the message."""
+        try:
+            self._until(done, what, within_s=SETTLE_S)
+        except NodeError as error:
+            if otherwise is None:
+                raise
+            raise NodeError(f"{otherwise()}, not {error}") from error
 
     def _until(self, look: Callable[[], T], what: str, *, within_s: float) -> T:
         deadline = time.monotonic() + within_s

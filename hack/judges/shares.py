@@ -122,7 +122,11 @@ class Player(playing.Player[sharenode.SharedNode, Tally]):
         if self._limits:
             wanted = self._wanted_limits()
             pods = {str(pod.cgroup): pod.uid for pod in self._pods.values()}
-            self._node.settle(lambda: self._node.limited(pods) == wanted, f"exactly {len(wanted)} limits")
+            self._node.settle(
+                lambda: self._node.limited(pods) == wanted,
+                f"exactly {len(wanted)} limits",
+                otherwise=lambda: _difference(self._node.limited(pods), wanted),
+            )
             self.tally.limits += len(wanted)
         if isinstance(self._node, sharenode.SupervisedNode):
             shares = frozenset(result.share_id for result in self._results())
@@ -131,16 +135,26 @@ class Player(playing.Player[sharenode.SharedNode, Tally]):
             self._node.settle(lambda: self._node.modes() <= _FREE, "compute modes as they were")
 
     def _wanted_limits(self) -> dict[tuple[str, str], int]:
-        """What each pod has of each GPU; who has all of one has no limit."""
+        """What each pod has of each GPU, by all its shares together; a share that is all of one has no limit."""
         wanted: Counter[tuple[str, str]] = Counter()
         for ref, results in self._held.items():
             for result in results:
-                wanted[result.device, self._pods[ref].uid] += int(quantity.parse(result.consumed[_MEMORY]))
-        return {(device, pod): amount for (device, pod), amount in wanted.items() if amount < self._most(device)}
+                if (amount := int(quantity.parse(result.consumed[_MEMORY]))) < self._most(result.device):
+                    wanted[result.device, self._pods[ref].uid] += amount
+        return dict(wanted)
 
     def _most(self, device: str) -> int:
         """The most that shares can have of a GPU's memory."""
         return self._room[device][_MEMORY] >> 30 << 30
+
+
+def _difference(there: Mapping[tuple[str, str], int], wanted: Mapping[tuple[str, str], int]) -> str:
+    """Which limits are not those that are wanted."""
+    return ", ".join(
+        f"the limit of pod {pod} at {device} is {there.get((device, pod))} in place of {wanted.get((device, pod))} bytes"
+        for device, pod in sorted(there.keys() | wanted.keys())
+        if there.get((device, pod)) != wanted.get((device, pod))
+    )
 
 
 @contextlib.contextmanager

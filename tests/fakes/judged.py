@@ -124,6 +124,7 @@ class JudgedNode(agentnode.AgentNode):
         left = ["gpu.nearfield.dev_old.json"] if self.wrong == "file" else []
         return sorted([*left, *(f"gpu.nearfield.dev_{ref.uid}.json" for ref in self.prepared)])
 
-    def settle(self, done: Callable[[], bool], what: str) -> None:
-        if not done():
-            raise agentnode.NodeError(f"{what}: never")
+    def _until(self, look: Callable[[], agentnode.T], what: str, *, within_s: float) -> agentnode.T:
+        if not (found := look()):
+            raise agentnode.NodeError(f"{what}: never, in {within_s} s")
+        return found
