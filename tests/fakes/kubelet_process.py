@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A KubeletServer with fakes behind it as a process of its own, for tests that kill one.
 
-    python -m tests.fakes.kubelet_process KUBELET_DIR [POD_UID]
+    python -m tests.fakes.kubelet_process KUBELET_DIR PATIENCE [POD_UID]
 
-Prints `registered` and serves until SIGTERM; an error goes to stderr, with exit status 1.
+Waits so many seconds for an instance of the same name to end. Prints `registered` and serves until SIGTERM; an error goes to stderr, with exit status 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fakes import kubelet_side
 DRIVER = "gpu.nearfield.dev"
 
 
-def main(kubelet_dir: Path, pod_uid: str | None) -> None:
+def main(kubelet_dir: Path, patience_s: float, pod_uid: str | None) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
     kubelet = server.KubeletServer(
@@ -31,7 +31,7 @@ def main(kubelet_dir: Path, pod_uid: str | None) -> None:
         preparer=kubelet_side.FakePreparer(),
         health=kubelet_side.FakeHealth(kubelet_side.healthy()),
         observer=kubelet_side.Calls(),
-        lock_timeout_s=0.2,
+        lock_timeout_s=patience_s,
     )
     try:
         kubelet.start()
@@ -44,4 +44,4 @@ def main(kubelet_dir: Path, pod_uid: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

@@ -254,15 +254,15 @@ def test_bytes_that_are_no_request_are_an_rpc_error_and_the_next_call_is_served(
 
 
 def test_preparer_sees_deadline_and_log_context(agent: Agent) -> None:
-    agent.client.prepare([kubelet_side.claim(1)], timeout_s=20)
+    agent.client.prepare([kubelet_side.claim(1)], timeout_s=40)
     agent.client.unprepare([kubelet_side.claim(1)], timeout_s=4000)
     agent.client.v1.NodePrepareResources(
         dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(namespace="n", uid="u", name="c")])
     )
     first, second, third = agent.preparer.seen
-    assert 10 < first.remaining_s <= 20
-    assert 30 < second.remaining_s <= plugin.KUBELET_DEADLINE_S
-    assert 30 < third.remaining_s <= plugin.KUBELET_DEADLINE_S
+    assert 10 < first.remaining_s <= 40
+    assert 10 < second.remaining_s <= plugin.KUBELET_DEADLINE_S
+    assert 10 < third.remaining_s <= plugin.KUBELET_DEADLINE_S
     assert first.context == {"method": "NodePrepareResources", "request_id": "1"}
     assert second.context == {"method": "NodeUnprepareResources", "request_id": "2"}
 
@@ -281,14 +281,14 @@ def test_preparer_sees_that_the_caller_has_gone(agent: Agent) -> None:
     pending = agent.client.v1.NodePrepareResources.future(
         dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(namespace="n", uid="u", name="c")])
     )
-    assert entered.wait(10)
+    assert entered.wait(30)
     pending.cancel()
-    assert over.wait(10)
+    assert over.wait(30)
 
 
 def test_eight_calls_at_once(agent: Agent) -> None:
     together = threading.Barrier(8)
-    agent.preparer.work = lambda _refs, _call: void(together.wait(10))
+    agent.preparer.work = lambda _refs, _call: void(together.wait(30))
     with futures.ThreadPoolExecutor(8) as pool:
         claims = [kubelet_side.claim(number) for number in range(8)]
         answers = list(pool.map(lambda claim: agent.client.prepare([claim]), claims))

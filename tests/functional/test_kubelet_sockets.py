@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -35,6 +36,7 @@ from tests.fakes import kubelet_side
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = "gpu.nearfield.dev"
 CLAIM = kubelet_side.claim(1)
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def build(
     pod_uid: str | None = None,
     driver: str = DRIVER,
     preparer: kubelet_side.FakePreparer | None = None,
-    lock_timeout_s: float = 0.0,
+    lock_timeout_s: float = PATIENCE_S,
 ) -> server.KubeletServer:
     return server.KubeletServer(
         driver_name=driver,
@@ -76,8 +78,13 @@ def running(root: Path, *, pod_uid: str | None = None) -> Iterator[server.Kubele
 
 
 @contextlib.contextmanager
-def process(root: Path, *, pod_uid: str | None = None) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.fakes.kubelet_process", str(root), *([pod_uid] if pod_uid else [])]
+def process(
+    root: Path, *, pod_uid: str | None = None, patience_s: float = PATIENCE_S
+) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        *(sys.executable, "-m", "tests.fakes.kubelet_process", str(root), str(patience_s)),
+        *([pod_uid] if pod_uid else []),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
             yield child
@@ -104,7 +111,7 @@ def prepares(path: Path) -> bool:
 
 def eventually(condition: Callable[[], bool]) -> bool:
     pause = threading.Event()
-    for _ in range(1500):
+    for _ in range(3000):
         if condition():
             return True
         pause.wait(0.01)
@@ -170,7 +177,7 @@ def test_every_form_of_the_names_can_be_bound(root: Path, driver: str) -> None:
 
 def test_live_instance_is_never_taken_over(root: Path) -> None:
     with running(root) as kubelet:
-        second = build(root)
+        second = build(root, lock_timeout_s=0.0)
         with pytest.raises(SocketError, match="belongs to another running instance"):
             second.start()
         second.stop()
@@ -226,8 +233,8 @@ def test_killed_process_is_succeeded(root: Path) -> None:
 def test_second_process_of_the_same_name_ends_with_the_reason(root: Path) -> None:
     with process(root) as first:
         assert serving(first)
-        with process(root) as second:
-            _, errors = second.communicate(timeout=30)
+        with process(root, patience_s=0.2) as second:
+            _, errors = second.communicate(timeout=PATIENCE_S)
             assert second.returncode == 1
             assert "belongs to another running instance" in errors
         assert prepares(root / "plugins" / DRIVER / "dra.sock")
@@ -237,7 +244,7 @@ def test_sigterm_ends_a_process_with_its_sockets(root: Path) -> None:
     with process(root) as child:
         assert serving(child)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(30) == 0
+        assert child.wait(PATIENCE_S) == 0
         assert child.stderr is not None
         assert child.stderr.read() == ""
     assert sockets_below(root) == set()
@@ -255,7 +262,7 @@ def test_two_instances_side_by_side(root: Path) -> None:
         assert prepares(root / "plugins" / DRIVER / "dra-pod-a.sock")
         assert prepares(second.paths.service)
         first.send_signal(signal.SIGTERM)
-        assert first.wait(30) == 0
+        assert first.wait(PATIENCE_S) == 0
         assert {Path(name).name for name in sockets_below(root)} == {f"{DRIVER}-pod-b-reg.sock", "dra-pod-b.sock"}
         assert prepares(second.paths.service)
 
@@ -310,9 +317,8 @@ def path_kept(path: Path) -> Iterator[None]:
 def test_lost_directories_are_made_again(root: Path) -> None:
     with running(root) as kubelet:
         for directory in ("plugins", "plugins_registry"):
-            for path in sorted((root / directory).rglob("*"), reverse=True):
-                path.rmdir() if path.is_dir() else path.unlink()
-            (root / directory).rmdir()
+            # Whole, at one moment: what is taken away piece by piece is made again piece by piece.
+            shutil.rmtree((root / directory).rename(root / "gone"))
         assert eventually(lambda: kubelet.paths.service.is_socket() and kubelet.paths.registration.is_socket())
         assert eventually(kubelet.paths.lock.exists)
         assert prepares(kubelet.paths.service)
@@ -329,7 +335,7 @@ def test_connection_outlives_the_file(root: Path) -> None:
 
     def work(refs: Sequence[values.ClaimRef], call: values.Call) -> None:
         entered.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_S)
 
     preparer = kubelet_side.FakePreparer(work=work)
     kubelet = build(root, preparer=preparer)
@@ -339,11 +345,11 @@ def test_connection_outlives_the_file(root: Path) -> None:
     pending = client.v1.NodePrepareResources.future(
         dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(namespace="n", uid="u", name="c")])
     )
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE_S)
     lose(kubelet.paths.service)
     lose(kubelet.paths.service)
     go_on.set()
-    assert list(pending.result(10).claims) == ["u"]
+    assert list(pending.result(PATIENCE_S).claims) == ["u"]
     assert prepares(kubelet.paths.service)
     assert client.prepare([CLAIM]) == {CLAIM.uid: kubelet_side.prepared(CLAIM)}
     client.close()
@@ -360,13 +366,17 @@ def test_socket_that_somebody_else_put_there_is_left_to_them(root: Path, caplog:
 
 
 def test_trouble_that_passes_is_over(root: Path) -> None:
+    directory, other, kept = root / "plugins" / DRIVER, root / "other", root / "kept"
+    kept.mkdir()
+    directory.parent.mkdir()
+    directory.symlink_to(kept)
     with running(root) as kubelet:
-        directory = kubelet.paths.service.parent
-        kept = directory.rename(root / "kept")
-        directory.write_text("in the way")
+        # In its place at one moment, and not after one in which a folder could be made there.
+        other.write_text("in the way")
+        other.replace(directory)
         assert eventually(lambda: "not in order" in kubelet.status().error)
-        directory.unlink()
-        kept.rename(directory)
+        other.symlink_to(kept)
+        other.replace(directory)
         assert eventually(lambda: "not in order" not in kubelet.status().error)
         assert prepares(kubelet.paths.service)
 
@@ -387,9 +397,9 @@ def test_stop_cancels_calls_that_do_not_end(root: Path) -> None:
     pending = client.v1.NodePrepareResources.future(
         dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(namespace="n", uid="u", name="c")])
     )
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE_S)
     kubelet.stop(grace_s=0.05)
-    assert over.wait(10)
+    assert over.wait(PATIENCE_S)
     with pytest.raises(grpc.RpcError):
-        pending.result(10)
+        pending.result(PATIENCE_S)
     client.close()

@@ -210,7 +210,7 @@ def standin(root: Path, **options: Any) -> kubelet.StandInKubelet:
 
 def eventually(condition: Callable[[], bool]) -> bool:
     pause = threading.Event()
-    for _ in range(1500):
+    for _ in range(3000):
         if condition():
             return True
         pause.wait(0.01)
@@ -254,7 +254,7 @@ def test_registration(root: Path) -> None:
         assert info == kubelet_registry.PluginInfo(
             socket=plugin.registration_socket, driver=DRIVER, endpoint=plugin.service_socket, services=SERVICES
         )
-        assert plugin.told.get(timeout=10) == (True, "")
+        assert plugin.told.get(timeout=30) == (True, "")
         assert node.refused() == {}
 
 
@@ -277,7 +277,7 @@ def test_refusals_are_told_and_tried_again(root: Path, options: Mapping[str, Any
     plugin = OtherPlugin(root, **options)
     with standin(root) as node, running(plugin):
         for _ in range(2):
-            registered, error = plugin.told.get(timeout=10)
+            registered, error = plugin.told.get(timeout=30)
             assert not registered
             assert reason in error
         assert node.plugins(DRIVER) == ()
@@ -290,7 +290,7 @@ def test_endpoint_that_is_taken(root: Path) -> None:
     with standin(root) as node, running(first):
         node.wait_registered(DRIVER)
         with running(second):
-            registered, error = second.told.get(timeout=10)
+            registered, error = second.told.get(timeout=30)
             assert not registered
             assert f"endpoint {first.service_socket} already registered" in error
             first.registration_socket.unlink()
@@ -300,7 +300,7 @@ def test_endpoint_that_is_taken(root: Path) -> None:
 def test_plugin_that_cannot_be_told_is_not_registered(root: Path) -> None:
     plugin = OtherPlugin(root, refuse_status=True)
     with standin(root) as node, running(plugin):
-        assert plugin.told.get(timeout=10) == (True, "")
+        assert plugin.told.get(timeout=30) == (True, "")
         assert eventually(lambda: "do not tell me" in node.refused().get(plugin.registration_socket, ""))
         plugin.refuse_status = False
         node.wait_registered(DRIVER)
@@ -369,7 +369,7 @@ def test_plugins_that_are_there_before_kubelet_are_found(root: Path) -> None:
 def test_nothing_registered_is_said_with_what_is_known(root: Path) -> None:
     plugin = OtherPlugin(root, type="CSIPlugin")
     with standin(root) as node, running(plugin):
-        plugin.told.get(timeout=10)
+        plugin.told.get(timeout=30)
         assert eventually(lambda: bool(node.refused()))
         with pytest.raises(KubeletError, match=r"0 of 1 instances of other\.example\.com.*CSIPlugin"):
             node.wait_registered(DRIVER, timeout_s=0.05)
@@ -477,13 +477,13 @@ def test_health_is_heard_and_forgotten_with_the_stream(root: Path) -> None:
         node.wait_registered(DRIVER)
         plugin.health.put(report("a"))
         plugin.health.put(report("b", health=health_v1.UNHEALTHY))
-        assert node.health.wait_for(DRIVER, lambda devices: len(devices) == 2, timeout_s=10)
+        assert node.health.wait_for(DRIVER, lambda devices: len(devices) == 2, timeout_s=30)
         assert node.health.devices(DRIVER)["p", "b"].status is values.HealthStatus.UNHEALTHY
         plugin.health.put(grpc.StatusCode.INTERNAL)
-        assert node.health.wait_for(DRIVER, lambda devices: not devices, timeout_s=10)
+        assert node.health.wait_for(DRIVER, lambda devices: not devices, timeout_s=30)
         assert eventually(lambda: plugin.watched == 2)
         plugin.health.put(report("a"))
-        assert node.health.wait_for(DRIVER, lambda devices: len(devices) == 1, timeout_s=10)
+        assert node.health.wait_for(DRIVER, lambda devices: len(devices) == 1, timeout_s=30)
 
 
 def test_unimplemented_ends_the_watching_until_the_plugin_registers_again(root: Path) -> None:
@@ -521,19 +521,19 @@ def test_slices_are_wiped_at_start_until_it_works(root: Path) -> None:
         wiped.put(driver)
 
     with standin(root, wipe_slices=wipe) as node:
-        assert wiped.get(timeout=10) is None
+        assert wiped.get(timeout=30) is None
         node.restart()
-        assert wiped.get(timeout=10) is None
+        assert wiped.get(timeout=30) is None
 
 
 def test_slices_of_a_driver_that_is_gone_are_wiped(root: Path) -> None:
     wiped: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     plugin = OtherPlugin(root)
     with standin(root, wipe_slices=wiped.put, wipe_delay_s=0.05) as node:
-        assert wiped.get(timeout=10) is None
+        assert wiped.get(timeout=30) is None
         with running(plugin):
             node.wait_registered(DRIVER)
-        assert wiped.get(timeout=10) == DRIVER
+        assert wiped.get(timeout=30) == DRIVER
 
 
 def test_slices_of_a_driver_that_comes_back_in_time_stay(root: Path) -> None:
@@ -541,7 +541,7 @@ def test_slices_of_a_driver_that_comes_back_in_time_stay(root: Path) -> None:
     wiped: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     first, second = OtherPlugin(root, name="a"), OtherPlugin(root, name="b")
     with standin(root, wipe_slices=wiped.put, clock=lambda: now[0]) as node:
-        assert wiped.get(timeout=10) is None
+        assert wiped.get(timeout=30) is None
         with running(first):
             node.wait_registered(DRIVER)
         node.wait_registered(DRIVER, instances=0)
@@ -556,7 +556,7 @@ def test_slices_of_a_driver_that_comes_back_in_time_stay(root: Path) -> None:
         node.wait_registered(DRIVER, instances=0)
         assert wiped.empty()
         now[0] = 91.0
-        assert wiped.get(timeout=10) == DRIVER
+        assert wiped.get(timeout=30) == DRIVER
 
 
 # The process
@@ -616,9 +616,8 @@ def test_process(root: Path) -> None:
         failed = ask({"id": 4, "op": "unprepare", "driver": DRIVER, "claims": claims})
         assert (failed["id"], failed["ok"]) == (4, False)
         assert "UNIMPLEMENTED" in failed["error"]
-        assert ask({"op": "health", "driver": DRIVER})["result"] == [
-            {"pool": "p", "device": "a", "status": "HEALTHY", "message": "as told"}
-        ]
+        healthy = [{"pool": "p", "device": "a", "status": "HEALTHY", "message": "as told"}]
+        assert eventually(lambda: bool(ask({"op": "health", "driver": DRIVER})["result"] == healthy))
         assert ask({"op": "restart"}) == {"id": None, "ok": True, "result": None}
         assert ask({"op": "wait", "driver": DRIVER})["ok"]
         assert ask({"op": "refused"})["result"] == {}
