@@ -154,23 +154,23 @@ def test_the_rights_are_the_calls_that_the_client_can_make() -> None:
         kube = client.KubeClient(access.Access(server=server.url, token=server.token), user_agent="tests/0")
         made = {"get_claim", "list_claims", "get_node", "create_slice", "replace_slice", "list_slices", "watch_slices"}
         made |= {"delete_slice", "create_event", "patch_event", "watch_claim"}
-        kube.get_claim("default", "c", timeout_s=10)
-        kube.list_claims(timeout_s=10)
-        kube.get_node("n1", timeout_s=10)
-        stored = kube.create_slice(body, timeout_s=10)
-        stored = kube.replace_slice(stored, timeout_s=10)
-        version, _ = kube.list_slices(node_name="n1", timeout_s=10)
-        watch = kube.watch_slices(node_name="n1", resource_version=version, timeout_s=10)
-        kube.delete_slice("s", uid=stored["metadata"]["uid"], resource_version=None, timeout_s=10)
+        kube.get_claim("default", "c", timeout_s=40)
+        kube.list_claims(timeout_s=40)
+        kube.get_node("n1", timeout_s=40)
+        stored = kube.create_slice(body, timeout_s=40)
+        stored = kube.replace_slice(stored, timeout_s=40)
+        version, _ = kube.list_slices(node_name="n1", timeout_s=40)
+        watch = kube.watch_slices(node_name="n1", resource_version=version, timeout_s=40)
+        kube.delete_slice("s", uid=stored["metadata"]["uid"], resource_version=None, timeout_s=40)
         assert next(watch)[0] == "DELETED"
         watch.close()
         assert list(watch) == []
-        watch = kube.watch_claim("default", "c", timeout_s=10)
+        watch = kube.watch_claim("default", "c", timeout_s=40)
         assert next(watch)[0] == "ADDED"
         watch.close()
         assert list(watch) == []
-        kube.create_event("default", event, timeout_s=10)
-        kube.patch_event("default", "e", {"count": 2}, timeout_s=10)
+        kube.create_event("default", event, timeout_s=40)
+        kube.patch_event("default", "e", {"count": 2}, timeout_s=40)
         kube.close()
         calls = {(call.resource, call.verb) for call in server.calls}
     public = {name for name in vars(client.KubeClient) if not name.startswith("_")}

@@ -53,7 +53,7 @@ def test_sources_pass_the_linter() -> None:
     run(BIN / "ruff", "check", "--quiet", ".")
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_sources_and_tests_are_typed() -> None:
     run(sys.executable, "-m", "mypy")
 

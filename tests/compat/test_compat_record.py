@@ -189,9 +189,9 @@ def test_a_record_of_schema_1_loads_and_is_used_on(record: Path) -> None:
     assert opened.held_devices() == {device.name for entry in ENTRIES for device in entry.devices}
     assert opened.load_published() == PUBLISHED
     assert opened.next_epoch(0) == EPOCH + 1
-    opened.remove(ENTRIES[0], timeout_s=5)
+    opened.remove(ENTRIES[0], timeout_s=30)
     again = plan.PreparePlan(entry=ENTRIES[0], columns=ledger.to_columns(ENTRIES[0]))
-    opened.put(again, previous=None, timeout_s=5)
+    opened.put(again, previous=None, timeout_s=30)
     assert opened.rows() == ENTRIES
     assert reports.rebuilt == []
     opened.close()
@@ -225,9 +225,9 @@ def test_a_record_of_schema_2_loads_and_is_used_on(tmp_path: Path) -> None:
     holders = opened.holders(["gpu-0000-1b-00-0"])
     assert {holder.device for holder in holders} == {entry.devices[0] for entry in ENTRIES_2}
     assert ENTRIES_2[1].partitions == (mig.Partition(gpu=_GPU, profile_id=9, start=4),)
-    opened.remove(ENTRIES_2[0], timeout_s=5)
+    opened.remove(ENTRIES_2[0], timeout_s=30)
     again = plan.PreparePlan(entry=ENTRIES_2[0], columns=ledger.to_columns(ENTRIES_2[0]))
-    opened.put(again, previous=None, timeout_s=5)
+    opened.put(again, previous=None, timeout_s=30)
     assert opened.rows() == ENTRIES_2
     assert reports.rebuilt == []
     opened.close()
@@ -251,11 +251,11 @@ def test_a_version_that_knows_no_parts_reads_a_record_until_there_is_one(
 ) -> None:
     """It would give the whole GPU to another claim."""
     opened = store.Store(record, boot_id=BOOT_ID, salvage=lambda: (), reports=preparing.Reports())
-    opened.remove(ENTRIES[0], timeout_s=5)
+    opened.remove(ENTRIES[0], timeout_s=30)
     monkeypatch.setattr(ledger, "VERSION", 1)
     assert len(store.read_rows(record)) == len(ENTRIES) - 1
     part = plan.PreparePlan(entry=ENTRIES_2[1], columns=ledger.to_columns(ENTRIES_2[1]))
-    opened.put(part, previous=None, timeout_s=5)
+    opened.put(part, previous=None, timeout_s=30)
     with pytest.raises(RecordError, match="written by a newer version"):
         store.read_rows(record)
     opened.close()
@@ -271,8 +271,8 @@ def test_a_record_of_schema_3_loads_and_is_used_on(tmp_path: Path) -> None:
     assert opened.rows() == ENTRIES_3
     assert [holder.entry for holder in opened.holders(["gpu-0000-43-00-0"])] == list(ENTRIES_3)
     assert opened.releasing() == (_PUT_BACK.uid,)
-    opened.remove(ENTRIES_3[0], timeout_s=5)
-    opened.put(plan.joined(ENTRIES_3[0], ()), previous=None, timeout_s=5)
+    opened.remove(ENTRIES_3[0], timeout_s=30)
+    opened.put(plan.joined(ENTRIES_3[0], ()), previous=None, timeout_s=30)
     assert opened.rows() == ENTRIES_3
     assert reports.rebuilt == []
     opened.close()
@@ -291,10 +291,10 @@ def test_a_version_that_knows_no_shares_reads_a_record_until_there_is_one(
 ) -> None:
     """It would give the GPU to one claim alone."""
     opened = store.Store(record, boot_id=BOOT_ID, salvage=lambda: (), reports=preparing.Reports())
-    opened.remove(ENTRIES[1], timeout_s=5)
+    opened.remove(ENTRIES[1], timeout_s=30)
     monkeypatch.setattr(ledger, "VERSION", 2)
     assert len(store.read_rows(record)) == len(ENTRIES) - 1
-    opened.put(plan.joined(ENTRIES_3[0], ()), previous=None, timeout_s=5)
+    opened.put(plan.joined(ENTRIES_3[0], ()), previous=None, timeout_s=30)
     with pytest.raises(RecordError, match="written by a newer version"):
         store.read_rows(record)
     opened.close()

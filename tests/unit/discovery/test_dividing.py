@@ -172,7 +172,7 @@ def test_what_no_call_can_be_about(machine: Machine, wanted: list[tuple[int, int
         machine.create(*wanted)
     with pytest.raises(ValueError, match="partitions"):
         machine.work().create(
-            GPU1, [machine.partition(ONE, 0)], begun=False, toggle=True, commit=lambda: None, timeout_s=1.0
+            GPU1, [machine.partition(ONE, 0)], begun=False, toggle=True, commit=lambda: None, timeout_s=30.0
         )
 
 
@@ -502,4 +502,4 @@ def test_without_the_rights(machine: Machine) -> None:
 def test_after_the_end(machine: Machine) -> None:
     work = machine.work()
     work.close()
-    assert refusal(lambda: work.whole(machine.gpu, toggle=True, timeout_s=1.0)).kind == Why.FAILED
+    assert refusal(lambda: work.whole(machine.gpu, toggle=True, timeout_s=30.0)).kind == Why.FAILED

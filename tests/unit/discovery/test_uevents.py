@@ -145,7 +145,7 @@ def test_a_listener_that_waits_can_be_stopped() -> None:
         thread = threading.Thread(target=lambda: heard.append(listener.hear()))
         thread.start()
         listener.stop()
-        thread.join(10)
+        thread.join(40)
         assert heard == [None]
         assert listener.hear() is None
 

@@ -16,7 +16,7 @@ from discovery import uevents
 from discovery.errors import SourceError
 from driver import changes
 
-WAIT_S = 10.0
+WAIT_S = 40.0
 HINT = b"add@/devices/x\0ACTION=add\0DEVPATH=/devices/x\0SUBSYSTEM=pci\0"
 OTHER = HINT.replace(b"=pci", b"=net")
 

@@ -301,7 +301,7 @@ def test_the_thread_reads_when_asked_and_ends_when_told(tmp_path: Path) -> None:
 
     def load(given: Path) -> config.AgentConfig:
         reads.append(given)
-        hold.wait(20)
+        hold.wait(40)
         return configfile.load(given)
 
     made = following.Following(
@@ -311,7 +311,7 @@ def test_the_thread_reads_when_asked_and_ends_when_told(tmp_path: Path) -> None:
     for _ in range(1000):
         made.again()
     hold.set()
-    assert changed.wait(20)
+    assert changed.wait(40)
     made.stop()
     made.stop()
     assert made.in_effect.sharing == (Rule(mode=Mode.MIG_STATIC),)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from discovery import address, model
 from discovery.errors import ProbeError
 from driver import inventory, quiet
 
-WAIT_S = 10.0
+WAIT_S = 40.0
 
 
 def function(where: address.PciAddress, class_code: int) -> model.PciFunction:
@@ -76,8 +77,10 @@ class Count:
 
 
 @contextmanager
-def running(prober: FakeProber, interval_s: float = 0.01) -> Iterator[inventory.Inventory]:
-    kept = inventory.Inventory(prober, interval_s=interval_s, observer=Count())
+def running(
+    prober: FakeProber, interval_s: float = 0.01, elapsed: Callable[[], float] = time.monotonic
+) -> Iterator[inventory.Inventory]:
+    kept = inventory.Inventory(prober, interval_s=interval_s, observer=Count(), elapsed=elapsed)
     kept.start()
     try:
         yield kept
@@ -159,16 +162,19 @@ def test_request_brings_a_probe_before_the_interval_ends() -> None:
 
 
 def test_hints_lead_to_one_look_when_they_have_ended() -> None:
+    now = [1000.0]
     prober = FakeProber(gpu("0000:1b:00.0"))
-    with running(prober, interval_s=3600) as kept:
+    with running(prober, interval_s=3600, elapsed=lambda: now[0]) as kept:
         until(kept, lambda s: s.generation == 1)
         for burst in range(2, 4):
             for _ in range(1000):
                 kept.stir()
+            now[0] += quiet.QUIET_S
             until(kept, lambda _, burst=burst: prober.rescans == burst)  # type: ignore[misc]
         assert prober.probes == 1
         prober.now = snapshot(gpu("0000:43:00.0"))
         kept.stir()
+        now[0] += quiet.QUIET_S
         until(kept, lambda s: s.generation == 2)
         assert (prober.probes, prober.rescans) == (2, 4)
 
@@ -192,10 +198,8 @@ def test_what_changes_between_the_first_probe_and_its_rescan_is_not_missed() -> 
 def test_while_hints_come_the_look_of_the_interval_waits() -> None:
     now = [1000.0]
     prober = FakeProber(gpu("0000:1b:00.0"))
-    kept = inventory.Inventory(prober, interval_s=0.1, observer=Count(), elapsed=lambda: now[0])
-    kept.start()
-    try:
-        until(kept, lambda s: s.generation == 1)
+    with running(prober, interval_s=0.1, elapsed=lambda: now[0]) as kept:
+        until(kept, lambda _: prober.rescans == 1)
         kept.stir()
         now[0] += quiet.QUIET_S / 2  # the interval is over, the burst is not
         kept.stir()
@@ -204,8 +208,6 @@ def test_while_hints_come_the_look_of_the_interval_waits() -> None:
         assert prober.rescans == 1
         now[0] += quiet.QUIET_S
         until(kept, lambda _: prober.rescans == 2)
-    finally:
-        kept.stop()
 
 
 def test_a_hint_ends_the_pause_after_a_failure() -> None:

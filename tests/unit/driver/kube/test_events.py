@@ -65,7 +65,7 @@ class Recording:
         self.recorder.claim(CLAIM, reason="PrepareFailed", message=message)
 
     def finish(self) -> None:
-        self.recorder.stop(timeout_s=10)
+        self.recorder.stop(timeout_s=40)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
@@ -27,7 +28,7 @@ from driver.kube import exchange
 
 TLS = Path(__file__).parents[3] / "fakes" / "tls"
 MAX = 1000
-T = 10.0
+T = 30.0
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -55,6 +56,8 @@ def _ask(
                 ours, "GET", "/x", headers={}, body=None, max_bytes=MAX, ends=time.monotonic() + timeout_s
             )
         finally:
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_WR)  # where time was over before anything was asked
             player.join()
 
 

@@ -72,9 +72,9 @@ def test_start_waits_for_a_predecessor_that_is_ending(root: Path) -> None:
 
     thread = threading.Thread(target=lambda: second.acquire(timeout_s=30, stop=Signal()))
     thread.start()
-    assert waiting.wait(10)
+    assert waiting.wait(40)
     first.release()
-    thread.join(10)
+    thread.join(40)
     assert second.held()
     second.release()
 

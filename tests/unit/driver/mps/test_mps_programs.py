@@ -108,7 +108,7 @@ def test_a_program_that_hangs_or_does_not_start_is_bounded(tmp_path: Path) -> No
     able = programs.look(found(root), timeout_s=0.3)
     assert "did not tell whether it knows MPS v3: no answer within" in able.reasons[Protocol.V3]
     assert able.version is None
-    broken = programs.look(found(root_with(tmp_path, b"no program")), timeout_s=5)
+    broken = programs.look(found(root_with(tmp_path, b"no program")), timeout_s=30)
     assert "cannot be started" in broken.reasons[Protocol.V3]
 
 

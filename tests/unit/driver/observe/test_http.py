@@ -66,7 +66,7 @@ def serving(
 def ask(
     port: int, path: str, *, method: str = "GET", host: str = "127.0.0.1", headers: dict[str, str] | None = None
 ) -> tuple[int, str, http.client.HTTPMessage]:
-    connection = http.client.HTTPConnection(host, port, timeout=20)
+    connection = http.client.HTTPConnection(host, port, timeout=40)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
@@ -138,7 +138,7 @@ def test_checks(answer: tuple[bool, tuple[str, ...]], status: int, text: str) ->
 
 
 def read_all(connection: socket.socket) -> bytes:
-    connection.settimeout(20)
+    connection.settimeout(40)
     answer = b""
     try:
         while piece := connection.recv(4096):
@@ -180,7 +180,7 @@ def test_a_request_that_never_ends_is_cut_off() -> None:
 
 
 def test_too_many_connections_are_closed_and_room_comes_back() -> None:
-    with serving(connections_max=2) as port:
+    with serving(connections_max=2, request_max_s=40) as port:
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
         with socket.create_connection(("127.0.0.1", port)) as third:
             assert read_all(third) == b""

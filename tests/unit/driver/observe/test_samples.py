@@ -115,7 +115,7 @@ def test_a_hung_reading_costs_a_bounded_wait_and_is_alone() -> None:
 
     agent = Agent(Source(hangs), patience_s=0.01)
     assert agent.samples() == ()
-    assert hung.wait(10)
+    assert hung.wait(40)
     agent.now += 10 * samples.INTERVAL_S
     assert agent.samples() == ()
     assert agent.source.calls == 1

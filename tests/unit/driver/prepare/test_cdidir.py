@@ -70,7 +70,6 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
     assert not path_of(directory).is_symlink()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "link"])
 def test_a_pipe_or_link_in_the_place_of_any_file_holds_nobody_up_and_is_replaced(
     directory: cdidir.CdiDirectory, make: Callable[[Path], None]

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from driver.prepare import database
+from tests.fakes.publishing import until
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[database.Database]:
     created = database.Database(tmp_path / "file #1?.db")
-    created.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=5)
+    created.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=30)
     yield created
     created.close()
 
@@ -40,7 +41,7 @@ class Crowd:
         self.failed: list[str] = []
         self._threads = [threading.Thread(target=self._hold_up, daemon=True)]
         self._threads[0].start()
-        assert self._inside.wait(10)
+        assert self._inside.wait(40)
 
     def _hold_up(self) -> None:
         def work(_: sqlite3.Connection) -> None:
@@ -62,14 +63,18 @@ class Crowd:
             except database.DatabaseError:
                 self.failed.append(key)
 
+        self._threads.append(self.joined_by(caller))
+
+    def joined_by(self, caller: Callable[[], None]) -> threading.Thread:
+        """One more caller waits by now."""
+        waiting = len(self._opened._waiting)
         thread = threading.Thread(target=caller, daemon=True)
         thread.start()
-        self._threads.append(thread)
+        until(lambda: len(self._opened._waiting) > waiting)
+        return thread
 
     def let_go(self) -> None:
         """Let them all commit."""
-        for thread in self._threads[1:]:
-            thread.join(0.05)
         self._gate.set()
         for thread in self._threads:
             thread.join(30)
@@ -110,8 +115,7 @@ def test_work_that_is_wrong_in_itself_is_its_callers_error_alone(opened: databas
         done.append(True)
 
     done: list[bool] = []
-    thread = threading.Thread(target=caller, daemon=True)
-    thread.start()
+    thread = crowd.joined_by(caller)
     crowd.write("b")
     crowd.let_go()
     thread.join(30)
@@ -125,7 +129,7 @@ def test_a_failed_work_leaves_nothing_of_itself(opened: database.Database) -> No
         connection.execute("INSERT INTO t VALUES ('half')")
 
     with pytest.raises(database.DatabaseError) as caught:
-        opened.write(half, timeout_s=5)
+        opened.write(half, timeout_s=30)
     assert not caught.value.damaged
     assert keys(opened) == []
     insert(opened, "later")
@@ -138,7 +142,7 @@ def test_an_answer_comes_back_and_is_on_disk_by_then(opened: database.Database) 
         return "answer"
 
     seen: list[list[str]] = []
-    assert opened.write(work, timeout_s=5, durable=lambda: seen.append(keys(opened))) == "answer"
+    assert opened.write(work, timeout_s=30, durable=lambda: seen.append(keys(opened))) == "answer"
     assert seen == [["a"]]
 
 
@@ -183,7 +187,7 @@ def test_a_folder_that_is_not_there_is_an_error_and_no_damage(tmp_path: Path) ->
 def test_the_log_is_folded_into_the_file_once_there_is_much_in_it(tmp_path: Path) -> None:
     path = tmp_path / "db"
     opened = database.Database(path)
-    opened.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=5)
+    opened.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=30)
     opened.tend()
     assert path.stat().st_size <= 4096, "not worth it yet"
     for number in range(database._FOLD_AFTER_COMMITS):
@@ -195,8 +199,8 @@ def test_the_log_is_folded_into_the_file_once_there_is_much_in_it(tmp_path: Path
 
 def test_a_log_that_was_made_long_stays_so_and_holds_nothing(tmp_path: Path) -> None:
     opened = database.Database(tmp_path / "db")
-    opened.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=5)
-    opened.write(lambda c: c.execute("PRAGMA user_version=7"), timeout_s=5)
+    opened.write(lambda c: c.execute("CREATE TABLE t (k TEXT PRIMARY KEY)"), timeout_s=30)
+    opened.write(lambda c: c.execute("PRAGMA user_version=7"), timeout_s=30)
     log = tmp_path / "db-wal"
     opened.tend()
     length = log.stat().st_size

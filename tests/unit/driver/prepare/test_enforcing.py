@@ -27,7 +27,7 @@ from driver.sharing.shares import Compute, Enforcement, Memory, TimeSlice
 from tests.fakes import keeping
 from tests.fakes.keeping import GIB, GPU, OTHER, share
 
-T = 5.0
+T = 30.0
 MPS = Enforcement(memory=Memory.MPS, compute=Compute.MPS)
 CGROUP_MPS = Enforcement(memory=Memory.CGROUP, compute=Compute.MPS)
 COOPERATIVE = Enforcement(memory=Memory.COOPERATIVE, compute=Compute.COOPERATIVE)

@@ -135,7 +135,7 @@ class Agent:
 
     def prepare(self, entry: ledger.Entry) -> ledger.Entry:
         others = [row for row in self.record.sharing() if row.claim.uid != entry.claim.uid]
-        self.enforcer.apply(entry, others, begun=False, timeout_s=5)
+        self.enforcer.apply(entry, others, begun=False, timeout_s=30)
         self.put(entry)
         return entry
 
@@ -143,11 +143,11 @@ class Agent:
         """The row alone."""
         planned = plan.PreparePlan(entry=entry, columns=ledger.to_columns(entry))
         self.files.write_claim(entry, planned.columns)
-        self.record.put(planned, previous=None, timeout_s=5)
+        self.record.put(planned, previous=None, timeout_s=30)
 
     def forget(self, entry: ledger.Entry) -> None:
         """The row alone goes."""
-        self.record.remove(entry, timeout_s=5)
+        self.record.remove(entry, timeout_s=30)
 
     def look(self, *, later_s: float = 61.0) -> None:
         self.now_s += later_s
@@ -192,7 +192,7 @@ def test_what_a_killed_agent_left_is_taken_away(node: Node) -> None:
     node.gpus[GPU] = keeping.Gpu(uuid=fakes.uuid_of(GPU), limits_pods=True)
     node.limiting.modes[OTHER] = ComputeMode.PROHIBITED
     for entry in (share(1, pods=[1], by=TURNS, turn=TimeSlice.LONG), share(2, gpu=OTHER, by=MPS)):
-        agent.enforcer.apply(entry, [], begun=False, timeout_s=5)
+        agent.enforcer.apply(entry, [], begun=False, timeout_s=30)
     assert node.limiting.of(GPU)
     again = node.agent()
     again.look()
@@ -321,7 +321,7 @@ def test_a_pod_that_joins_has_the_limit_over_restarts_and_loses_it_with_the_clai
     again.look()
     assert {name: hard for name, (_, hard) in node.limiting.of(GPU).items()} == found
     assert again.codes() == ["share-joined"]
-    again.enforcer.undo(row, [each for each in again.record.sharing() if each != row], timeout_s=5)
+    again.enforcer.undo(row, [each for each in again.record.sharing() if each != row], timeout_s=30)
     assert list(node.limiting.of(GPU)) == [f"pod{fakes.pod_uid(2)}"]
     again.forget(row)
     again.look()
@@ -390,7 +390,7 @@ def test_it_runs_and_ends(node: Node) -> None:
     until(lambda: node.supervisor.shares)
     agent.stop.set()
     agent.keeper.wake()
-    thread.join(10)
+    thread.join(40)
     assert not thread.is_alive()
     until(lambda: not [each for each in set(threading.enumerate()) - before if each.name in ("joining", "claim-watch")])
 

@@ -41,10 +41,10 @@ def test_a_claim_is_held_by_one_at_a_time(tmp_path: Path, same_process: bool) ->
 
     with first.claim("a", patience=locks.Deadline(1)):
         thread = in_thread(later)
-        assert entered.wait(10)
+        assert entered.wait(40)
         thread.join(0.05)
         order.append("first")
-    thread.join(10)
+    thread.join(40)
     assert order == ["first", "second"]
 
 

@@ -53,7 +53,7 @@ class Watched:
             for device, result in row.shared:
                 placed = ledger.mps_share(device, result)
                 assert placed is not None
-                self.supervisor.place(placed, timeout_s=1)
+                self.supervisor.place(placed, timeout_s=30)
         self.care.needed(needed=True)
 
     def has(self) -> set[str]:
@@ -69,13 +69,13 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     yield made
     made.stop.set()
     made.care.needed(needed=True)
-    made.thread.join(10)
+    made.thread.join(40)
     assert not made.thread.is_alive()
 
 
 def seen(watched: Watched) -> None:
     """Wait until it has heard of what there is."""
-    status = watched.supervisor.status(timeout_s=1)
+    status = watched.supervisor.status(timeout_s=30)
     until(lambda: watched.care._status is not None and watched.care._status.change >= status.change)
 
 
@@ -170,7 +170,7 @@ def test_a_device_whose_name_is_none_of_ours_is_left_alone(watched: Watched) -> 
     odd = replace(daemon(restarts=0), device="somebody-else")
     placed = ledger.mps_share(*share(1, by=MPS).shared[0])
     assert placed is not None
-    watched.supervisor.place(replace(placed, device="somebody-else"), timeout_s=1)
+    watched.supervisor.place(replace(placed, device="somebody-else"), timeout_s=30)
     watched.supervisor.daemons["somebody-else"] = odd
     watched.care.sweep()
     assert watched.has() == {"share-1"}

@@ -16,7 +16,7 @@ from driver.sharing.shares import Compute, Enforcement, Memory, TimeSlice
 from tests.fakes import keeping
 from tests.fakes.keeping import GIB, GPU, OTHER, share
 
-T = 5.0
+T = 30.0
 MPS = Enforcement(memory=Memory.MPS, compute=Compute.MPS)
 TURNS = Enforcement(memory=Memory.CGROUP, compute=Compute.TIMESLICE)
 UUID = keeping.uuid_of(GPU)

@@ -73,7 +73,7 @@ class Records:
         """A record of some claims, closed; its bytes."""
         record = self.opened()
         for number in range(claims_count):
-            record.put(planned(number, number), previous=None, timeout_s=5)
+            record.put(planned(number, number), previous=None, timeout_s=30)
         self.close()
         return self.path.read_bytes()
 
@@ -102,18 +102,18 @@ def test_what_is_put_is_got_and_what_is_removed_is_gone(records: Records) -> Non
     record = records.opened()
     first, second = planned(1, 0, 1), planned(2, 2)
     assert record.get(preparing.ref(1).uid) is None
-    record.put(first, previous=None, timeout_s=5)
-    record.put(second, previous=None, timeout_s=5)
+    record.put(first, previous=None, timeout_s=30)
+    record.put(second, previous=None, timeout_s=30)
     assert record.get(preparing.ref(1).uid) == first.entry
     assert record.rows() == (first.entry, second.entry)
     assert record.count() == 2
     assert record.held_devices() == frozenset(preparing.NAMES[:3])
     holder = plan.Holder(entry=first.entry, device=first.entry.devices[1])
     assert record.holders(preparing.NAMES[1:2] + preparing.NAMES[5:]) == (holder,)
-    record.remove(first.entry, timeout_s=5)
+    record.remove(first.entry, timeout_s=30)
     assert record.rows() == (second.entry,)
     assert record.held_devices() == frozenset(preparing.NAMES[2:3])
-    record.remove(first.entry, timeout_s=5)
+    record.remove(first.entry, timeout_s=30)
 
 
 def test_rows_survive_a_restart(records: Records) -> None:
@@ -124,21 +124,21 @@ def test_rows_survive_a_restart(records: Records) -> None:
 
 def test_a_device_never_has_two_claims_whatever_is_asked(records: Records) -> None:
     record = records.opened()
-    record.put(planned(1, 0), previous=None, timeout_s=5)
+    record.put(planned(1, 0), previous=None, timeout_s=30)
     with pytest.raises(RecordError) as caught:
-        record.put(planned(2, 1, 0), previous=None, timeout_s=5)
+        record.put(planned(2, 1, 0), previous=None, timeout_s=30)
     assert caught.value.retryable
     assert uids(record) == {preparing.ref(1).uid}
     assert record.held_devices() == {preparing.NAMES[0]}
-    record.put(planned(3, 0, admin=True), previous=None, timeout_s=5)
+    record.put(planned(3, 0, admin=True), previous=None, timeout_s=30)
     assert record.held_devices() == {preparing.NAMES[0]}
 
 
 def test_a_claim_that_is_prepared_again_has_its_new_devices_only(records: Records) -> None:
     record = records.opened()
     old = planned(1, 0, 1, boot_id="before")
-    record.put(old, previous=None, timeout_s=5)
-    record.put(planned(1, 1, 2), previous=old.entry, timeout_s=5)
+    record.put(old, previous=None, timeout_s=30)
+    record.put(planned(1, 1, 2), previous=old.entry, timeout_s=30)
     assert record.held_devices() == frozenset(preparing.NAMES[1:3])
     assert record.count() == 1
 
@@ -146,17 +146,17 @@ def test_a_claim_that_is_prepared_again_has_its_new_devices_only(records: Record
 def test_a_displaced_holder_loses_that_device_only(records: Records) -> None:
     record = records.opened()
     old = planned(1, 0, 1, boot_id="before")
-    record.put(old, previous=None, timeout_s=5)
+    record.put(old, previous=None, timeout_s=30)
     new = planned(2, 0)
     displacing = plan.PreparePlan(
         entry=new.entry, columns=new.columns, displaced=((preparing.NAMES[0], old.entry.claim.uid),)
     )
-    record.put(displacing, previous=None, timeout_s=5)
+    record.put(displacing, previous=None, timeout_s=30)
     assert {holder.device.name: holder.claim for holder in record.holders(preparing.NAMES)} == {
         preparing.NAMES[0]: preparing.ref(2),
         preparing.NAMES[1]: preparing.ref(1),
     }
-    record.remove(old.entry, timeout_s=5)
+    record.remove(old.entry, timeout_s=30)
     assert record.held_devices() == {preparing.NAMES[0]}
     records.close()
     assert records.opened().count() == 1
@@ -167,10 +167,10 @@ def test_the_version_changes_with_every_change_by_anybody(records: Records) -> N
     first, second = records.opened(), records.opened()
     before = second.version()
     assert second.version() == before
-    first.put(planned(1, 0), previous=None, timeout_s=5)
+    first.put(planned(1, 0), previous=None, timeout_s=30)
     between = second.version()
     assert between != before
-    second.put(planned(2, 1), previous=None, timeout_s=5)
+    second.put(planned(2, 1), previous=None, timeout_s=30)
     assert second.version() != between
 
 
@@ -214,7 +214,7 @@ def test_a_damaged_record_is_moved_aside_and_rebuilt_from_cdi_files(records: Rec
     assert [count for _, count in records.reports.rebuilt] == [3]
     (aside,) = (name for name in records.aside() if not name.endswith(("-wal", "-shm")))
     assert records.directory.joinpath(aside).read_bytes() == data, "nothing is lost"
-    record.put(planned(7, 7), previous=None, timeout_s=5)
+    record.put(planned(7, 7), previous=None, timeout_s=30)
     records.close()
     assert len(records.opened().rows()) == 4
     assert len(records.reports.rebuilt) == 1
@@ -276,7 +276,7 @@ def test_any_flipped_byte_is_harmless_or_found(records: Records, tmp_path: Path)
 
 def test_a_record_that_is_damaged_while_in_use_is_replaced_and_serving_goes_on(records: Records) -> None:
     record = records.opened()
-    record.put(planned(1, 0), previous=None, timeout_s=5)
+    record.put(planned(1, 0), previous=None, timeout_s=30)
     with closing(sqlite3.connect(records.path)) as connection:
         connection.execute("UPDATE claims SET name = 'other'")
         connection.commit()
@@ -290,7 +290,7 @@ def test_a_record_that_is_damaged_while_in_use_is_replaced_and_serving_goes_on(r
 
 def test_a_record_that_was_taken_away_is_made_again(records: Records) -> None:
     record = records.opened()
-    record.put(planned(1, 0), previous=None, timeout_s=5)
+    record.put(planned(1, 0), previous=None, timeout_s=30)
     records.salvaged = [planned(1, 0).entry]
     records.path.unlink()
     assert record.look_after() is None
@@ -330,7 +330,7 @@ def test_a_newer_record_that_we_may_read_is_used(records: Records) -> None:
     set_versions(records.path, version=9, min_reader=1)
     record = records.opened()
     assert len(record.rows()) == 5
-    record.put(planned(7, 7), previous=None, timeout_s=5)
+    record.put(planned(7, 7), previous=None, timeout_s=30)
     assert record.count() == 6
     assert records.reports.rebuilt == []
 
@@ -348,7 +348,7 @@ def test_a_record_that_is_too_new_is_refused_and_never_touched(records: Records)
         record.get("x")
     assert not caught.value.retryable
     with pytest.raises(RecordError):
-        record.put(planned(7, 7), previous=None, timeout_s=5)
+        record.put(planned(7, 7), previous=None, timeout_s=30)
     assert records.reports.record_errors == 3
     record.close()
     assert records.path.read_bytes() == before
@@ -357,7 +357,7 @@ def test_a_record_that_is_too_new_is_refused_and_never_touched(records: Records)
 
 def test_a_damaged_record_is_not_replaced_while_another_instance_uses_it(records: Records) -> None:
     first = records.opened()
-    first.put(planned(1, 0), previous=None, timeout_s=5)
+    first.put(planned(1, 0), previous=None, timeout_s=30)
     second = records.make()
     data = records.path.read_bytes()
     records.path.write_bytes(b"garbage" * 1000)
@@ -378,17 +378,17 @@ def test_a_damaged_record_is_not_replaced_while_another_instance_uses_it(records
 
 def test_two_instances_use_one_record(records: Records) -> None:
     first, second = records.opened(), records.opened()
-    first.put(planned(1, 0), previous=None, timeout_s=5)
+    first.put(planned(1, 0), previous=None, timeout_s=30)
     assert second.get(preparing.ref(1).uid) is not None
     with pytest.raises(RecordError):
-        second.put(planned(2, 0), previous=None, timeout_s=5)
-    second.put(planned(3, 3), previous=None, timeout_s=5)
+        second.put(planned(2, 0), previous=None, timeout_s=30)
+    second.put(planned(3, 3), previous=None, timeout_s=30)
     assert first.count() == 2
 
 
 def test_a_row_is_adopted_only_where_nothing_speaks_against_it(records: Records) -> None:
     record = records.opened()
-    record.put(planned(1, 0), previous=None, timeout_s=5)
+    record.put(planned(1, 0), previous=None, timeout_s=30)
     assert record.adopt(planned(2, 1).entry)
     assert not record.adopt(planned(2, 5).entry)
     assert not record.adopt(planned(3, 0).entry)
@@ -466,9 +466,9 @@ def test_a_reader_leaves_no_trace_in_a_record_that_nobody_uses(records: Records)
 
 def test_a_reader_sees_what_a_running_agent_has_committed_and_does_not_disturb_it(records: Records) -> None:
     record = records.opened()
-    record.put(planned(1, 0), previous=None, timeout_s=5)
+    record.put(planned(1, 0), previous=None, timeout_s=30)
     assert [entry.claim for entry in store.read_rows(records.directory)] == [preparing.ref(1)]
-    record.put(planned(2, 1), previous=None, timeout_s=5)
+    record.put(planned(2, 1), previous=None, timeout_s=30)
     assert len(store.read_rows(records.directory)) == 2
 
 
@@ -527,8 +527,8 @@ def parted(number: int, gpu: int, profile: int, start: int, *, state: ledger.Cla
 def test_holders_of_a_gpu_are_those_of_its_parts_and_of_no_other_gpu(records: Records) -> None:
     record = records.opened()
     for number, (gpu, profile, start) in enumerate([(0, 19, 0), (0, 9, 4), (1, 19, 0)]):
-        record.put(parted(number, gpu, profile, start, state=ledger.ClaimState.STARTED), previous=None, timeout_s=5)
-    record.put(planned(7, 2), previous=None, timeout_s=5)
+        record.put(parted(number, gpu, profile, start, state=ledger.ClaimState.STARTED), previous=None, timeout_s=30)
+    record.put(planned(7, 2), previous=None, timeout_s=30)
     parts = {preparing.part_name(0, 19, 0), preparing.part_name(0, 9, 4)}
     for asked in ([preparing.NAMES[0]], [preparing.part_name(0, 14, 2)], [*parts, preparing.NAMES[0]]):
         assert {holder.device.name for holder in record.holders(asked)} == parts
@@ -539,10 +539,10 @@ def test_holders_of_a_gpu_are_those_of_its_parts_and_of_no_other_gpu(records: Re
 
 def test_what_is_to_be_put_back_is_known(records: Records) -> None:
     record = records.opened()
-    record.put(parted(1, 0, 19, 0, state=ledger.ClaimState.COMPLETED), previous=None, timeout_s=5)
+    record.put(parted(1, 0, 19, 0, state=ledger.ClaimState.COMPLETED), previous=None, timeout_s=30)
     assert record.releasing() == ()
     left = parted(1, 0, 19, 0, state=ledger.ClaimState.RELEASING)
-    record.put(left, previous=left.entry, timeout_s=5)
+    record.put(left, previous=left.entry, timeout_s=30)
     assert record.releasing() == (preparing.ref(1).uid,)
     assert record.held_devices() == {preparing.part_name(0, 19, 0)}
 
@@ -559,7 +559,7 @@ def test_of_files_that_overlap_the_first_is_believed(records: Records) -> None:
 
 def test_a_record_with_parts_is_closed_to_versions_that_know_none(records: Records) -> None:
     record = records.opened()
-    record.put(planned(1, 0), previous=None, timeout_s=5)
+    record.put(planned(1, 0), previous=None, timeout_s=30)
 
     def versions() -> tuple[int, int]:
         with closing(sqlite3.connect(records.path)) as connection:
@@ -570,7 +570,7 @@ def test_a_record_with_parts_is_closed_to_versions_that_know_none(records: Recor
     with closing(sqlite3.connect(records.path)) as connection:
         connection.execute("PRAGMA user_version=1")
     assert versions() == (1, 1)
-    record.put(parted(2, 1, 19, 0, state=ledger.ClaimState.STARTED), previous=None, timeout_s=5)
+    record.put(parted(2, 1, 19, 0, state=ledger.ClaimState.STARTED), previous=None, timeout_s=30)
     assert versions() == (ledger.PARTITIONS_SINCE, ledger.PARTITIONS_SINCE)
 
 
@@ -615,11 +615,11 @@ def test_a_device_has_many_claims_in_shares_and_each_goes_alone(records: Records
     record = records.opened()
     first, second = sharing(1, (10, 10), (20, 20)), sharing(2, (30, 30))
     for made in (first, second):
-        record.put(made, previous=None, timeout_s=5)
+        record.put(made, previous=None, timeout_s=30)
     assert [holder.entry for holder in record.holders([SHARED])] == [first.entry, second.entry]
     assert record.held_devices() == {SHARED}
-    record.put(first, previous=first.entry, timeout_s=5)
-    record.remove(first.entry, timeout_s=5)
+    record.put(first, previous=first.entry, timeout_s=30)
+    record.remove(first.entry, timeout_s=30)
     assert [holder.entry for holder in record.holders([SHARED])] == [second.entry]
     assert record.held_devices() == {SHARED}
     records.close()
@@ -630,23 +630,23 @@ def test_a_device_has_many_claims_in_shares_and_each_goes_alone(records: Records
 def test_those_who_share_are_read_apart_from_those_who_do_not(records: Records) -> None:
     record = records.opened()
     assert record.sharing() == ()
-    record.put(planned(1, 1), previous=None, timeout_s=5)
+    record.put(planned(1, 1), previous=None, timeout_s=30)
     made = [sharing(number, (10, 10), (10, 10)) for number in (2, 3)]
     for each in made:
-        record.put(each, previous=None, timeout_s=5)
+        record.put(each, previous=None, timeout_s=30)
     assert record.sharing() == tuple(each.entry for each in made)
-    record.remove(made[0].entry, timeout_s=5)
+    record.remove(made[0].entry, timeout_s=30)
     assert record.sharing() == (made[1].entry,)
 
 
 def test_a_device_is_one_claims_alone_or_shared_whatever_is_asked(records: Records) -> None:
     record = records.opened()
-    record.put(sharing(1, (10, 10)), previous=None, timeout_s=5)
+    record.put(sharing(1, (10, 10)), previous=None, timeout_s=30)
     with pytest.raises(RecordError, match="given out in shares"):
-        record.put(planned(2, 1, 0), previous=None, timeout_s=5)
-    record.put(planned(3, 1), previous=None, timeout_s=5)
+        record.put(planned(2, 1, 0), previous=None, timeout_s=30)
+    record.put(planned(3, 1), previous=None, timeout_s=30)
     with pytest.raises(RecordError, match="held by one claim alone"):
-        record.put(sharing(4, (10, 10), device=preparing.NAMES[1]), previous=None, timeout_s=5)
+        record.put(sharing(4, (10, 10), device=preparing.NAMES[1]), previous=None, timeout_s=30)
     assert uids(record) == {preparing.ref(1).uid, preparing.ref(3).uid}
     # An older version that is still at work knows the one table only.
     with closing(sqlite3.connect(records.path)) as older, pytest.raises(sqlite3.IntegrityError, match="in shares"):
@@ -656,11 +656,11 @@ def test_a_device_is_one_claims_alone_or_shared_whatever_is_asked(records: Recor
 def test_a_claim_that_is_prepared_again_may_have_alone_what_it_shared(records: Records) -> None:
     record = records.opened()
     old, other = sharing(1, (10, 10), boot_id="before"), sharing(2, (10, 10), boot_id="before")
-    record.put(old, previous=None, timeout_s=5)
-    record.put(other, previous=None, timeout_s=5)
+    record.put(old, previous=None, timeout_s=30)
+    record.put(other, previous=None, timeout_s=30)
     new = planned(1, 0)
     displacing = plan.PreparePlan(entry=new.entry, columns=new.columns, displaced=((SHARED, other.entry.claim.uid),))
-    record.put(displacing, previous=old.entry, timeout_s=5)
+    record.put(displacing, previous=old.entry, timeout_s=30)
     assert [holder.claim for holder in record.holders([SHARED])] == [preparing.ref(1)]
     records.close()
     assert records.opened().count() == 2
@@ -671,7 +671,7 @@ def test_a_record_with_shares_is_closed_to_versions_that_know_none(records: Reco
     record = records.opened()
     with closing(sqlite3.connect(records.path)) as connection:
         connection.execute("PRAGMA user_version=1")
-        record.put(sharing(1, (10, 10)), previous=None, timeout_s=5)
+        record.put(sharing(1, (10, 10)), previous=None, timeout_s=30)
         assert connection.execute("SELECT value FROM meta WHERE key = 'min_reader'").fetchone() == (
             ledger.SHARES_SINCE,
         )
@@ -684,9 +684,9 @@ def test_a_record_of_before_there_were_shares_gets_what_they_need(records: Recor
         for thing in ("TRIGGER alone", "TRIGGER shared", "TABLE sharings"):
             connection.execute(f"DROP {thing}")
     record = records.opened()
-    record.put(sharing(8, (10, 10), device=preparing.NAMES[7]), previous=None, timeout_s=5)
+    record.put(sharing(8, (10, 10), device=preparing.NAMES[7]), previous=None, timeout_s=30)
     with pytest.raises(RecordError, match="given out in shares"):
-        record.put(planned(9, 7), previous=None, timeout_s=5)
+        record.put(planned(9, 7), previous=None, timeout_s=30)
     assert records.reports.rebuilt == []
 
 
@@ -727,7 +727,7 @@ def test_shares_of_a_part_leave_no_room_for_what_overlaps_it(records: Records) -
 def test_damage_among_shares_is_found(records: Records, damage: str) -> None:
     record = records.opened()
     made = sharing(1, (10, 10))
-    record.put(made, previous=None, timeout_s=5)
+    record.put(made, previous=None, timeout_s=30)
     records.close()
     records.salvaged = [made.entry]
     with closing(sqlite3.connect(records.path)) as connection:

@@ -12,7 +12,7 @@ from driver.prepare import rootfs, timeslices
 from driver.sharing.shares import TimeSlice
 
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
-T = 10.0
+T = 30.0
 
 
 def turns(mount: Path, script: str | None) -> timeslices.TimeSlices:

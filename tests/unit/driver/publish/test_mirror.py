@@ -243,5 +243,5 @@ def test_odd_objects_hide_no_other(mirrored: Mirrored) -> None:
 def test_stopping_ends_a_watch_that_waits() -> None:
     running = Mirrored()
     running.start()
-    running.mirror.stop(timeout_s=10)
+    running.mirror.stop(timeout_s=40)
     assert not running.mirror._thread.is_alive()
