@@ -126,7 +126,7 @@ class Agent:
         return self.held
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
     """Wait for something that another thread brings about."""
     never = threading.Event()
     for _ in range(int(timeout_s / 0.01)):
@@ -169,12 +169,12 @@ class Running:
 
     def restart(self, **more: Any) -> None:
         """The agent ends and starts again; the record stays."""
-        self.publisher.stop(timeout_s=10)
+        self.publisher.stop(timeout_s=30)
         self.publisher = self.make(**more)
         self.start()
 
     def close(self) -> None:
-        self.publisher.stop(timeout_s=10)
+        self.publisher.stop(timeout_s=30)
         self.kube.close()
 
     def change(self, *gpus: model.Gpu) -> None:
