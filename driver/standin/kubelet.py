@@ -147,7 +147,7 @@ class StandInKubelet:
             return dict(self._refused)
 
     def wait_registered(
-        self, driver: str, *, instances: int = 1, timeout_s: float = 20.0
+        self, driver: str, *, instances: int = 1, timeout_s: float = 90.0
     ) -> tuple[kubelet_registry.PluginInfo, ...]:
         """Wait until exactly so many instances are registered, told so, and connected; KubeletError with what is known."""
 

@@ -26,7 +26,7 @@ from driver.standin import apiserver, kubelet, kubelet_pods
 
 NODE = "n1"
 NAMESPACE = "ml"
-WAIT_S = 40.0
+WAIT_S = 90.0
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Agent:
 
     def get(self, path: str, *, server: str = "http") -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port(server)}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port(server)}{path}", timeout=WAIT_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -76,11 +76,11 @@ class Agent:
     def terminate(self) -> int:
         """SIGTERM, and the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(WAIT_S)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(WAIT_S)
 
 
 def _after(text: str, marker: str) -> str | None:

@@ -17,18 +17,19 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from discovery.address import PciAddress, parse
-from discovery.mock import fault, faults, hotplug, recording, ueventsocket, zoo
+from discovery.mock import fault, faults, hotplug, live, recording, ueventsocket, zoo
 from discovery.mock.fault import Fault, Kind
 from driver import quiet, values
 from driver.standin import apiserver_faults
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 DRIVER = values.DRIVER_NAME
 RARELY = ("--probe-interval", "3600s")
@@ -346,15 +347,21 @@ def test_where_nothing_can_be_heard_the_look_of_every_interval_finds_it(node: ag
     assert agent.said().count("by the look of every interval") == 1
 
 
+def an_hour_later(now: live.Live) -> live.Live:
+    """The time of the faults, moved on; the machine itself looks at it every second."""
+    return replace(now, faults=tuple(replace(placed, since=placed.since - 3600.0) for placed in now.faults))
+
+
 def test_a_machine_with_a_gpu_that_is_plugged_in_later(node: agents.Node) -> None:
     target = zoo.load("l40s-8-pcie")
     gpus = target.nvml.gpus if target.nvml is not None else ()
-    late = fault.Fault(kind=Kind.FALLEN_OFF, target=gpus[2].pci, until_s=12.0)
+    late = fault.Fault(kind=Kind.FALLEN_OFF, target=gpus[2].pci, until_s=3600.0)
     document: Any = recording.to_json(target)
     document["faults"] = [{"kind": late.kind, "target": str(late.target), "untilS": late.until_s}]
     path = node.directory / "late.json"
     path.write_bytes(recording.dump(recording.from_json(document, name="late")))
     node.start(*RARELY, mock=str(path))
-    node.wait_for_devices(7)  # an agent that takes longer than that to start has not been seen
+    node.wait_for_devices(7)
+    live.LiveFile(node.mock_dir).update(an_hour_later)
     node.wait_for_devices(8)
     assert node.api.writes("resourceslices") == 2

@@ -10,12 +10,14 @@ from concurrent import futures
 
 import pytest
 
+from discovery.mock import faults
 from discovery.mock import mig as admin
+from discovery.mock.fault import Fault, Kind
 from driver import values
 from driver.standin import kubelet as standin
 from tests.fakes import agents, mockmachine
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 DRIVER = values.DRIVER_NAME
 CONFIG = """\
@@ -25,6 +27,7 @@ sharing: [{match: {count: 1}, mode: mig-dynamic}]
 """
 PART = values.partition_device_name(mockmachine.GPU0, profile="3g.40gb", profile_id=9, start=4)
 THERE = [(9, 4)]
+HANG = Fault(kind=Kind.NVML_HANG, target=mockmachine.GPU0, function="nvmlDeviceCreateGpuInstanceWithPlacement")
 
 
 class Divided:
@@ -68,11 +71,14 @@ def fixture_divided() -> Iterator[Divided]:
 
 def test_killed_while_an_instance_is_made_the_next_agent_finds_it(divided: Divided) -> None:
     claim = divided.node.claim("c1", PART)
+    # It takes until after the kill, however long that takes.
+    faults.apply(divided.node.mock_dir, [HANG])
     with futures.ThreadPoolExecutor(1) as pool:
         asked = pool.submit(divided.kubelet.prepare, DRIVER, [claim])
         agents.until(divided.begun, "the work")
         divided.agent.kill()
-        assert asked.exception(30) is not None or not isinstance(asked.result()[claim.uid], values.Prepared)
+        faults.apply(divided.node.mock_dir, [])
+        assert asked.exception(agents.WAIT_S) is not None or not isinstance(asked.result()[claim.uid], values.Prepared)
     divided.restart()
     answer = divided.kubelet.prepare(DRIVER, [claim])[claim.uid]
     assert isinstance(answer, values.Prepared)
@@ -88,7 +94,7 @@ def test_told_to_end_while_an_instance_is_made_it_answers_first(divided: Divided
         asked = pool.submit(divided.kubelet.prepare, DRIVER, [claim])
         agents.until(divided.begun, "the work")
         assert divided.agent.terminate() == 0
-        answer = asked.result(30)[claim.uid]
+        answer = asked.result(agents.WAIT_S)[claim.uid]
     assert isinstance(answer, values.Prepared)
     assert divided.instances() == THERE
     divided.restart()
