@@ -11,7 +11,7 @@ from pathlib import Path
 from hack.realnode.errors import ClusterError
 
 MOUNTS = Path("/proc/self/mounts")
-BUSY_S = 10.0
+BUSY_S = 60.0
 POLL_S = 0.02
 
 

@@ -34,7 +34,7 @@ from hack.realnode.layout import ROOT, Layout
 Options = components.Options
 
 POLL_S = 0.05
-READY_S = 120.0
+READY_S = 240.0
 TAIL_LINES = 15
 
 

@@ -14,7 +14,7 @@ from hack.realnode.layout import Layout
 HOLDER = "namespaces"
 """The component that holds it."""
 
-READY_S = 30.0
+READY_S = 120.0
 
 KERNEL_SETTINGS: Mapping[str, str] = {
     "/proc/sys/vm/overcommit_memory": "1",

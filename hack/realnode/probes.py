@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from hack.realnode import rest
 from hack.realnode.layout import Layout
 
-LOCAL_S = 5.0
+LOCAL_S = 15.0
 
 
 def serves(layout: Layout, component: str) -> bool:

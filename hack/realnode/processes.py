@@ -20,7 +20,7 @@ from hack.realnode.layout import Layout
 TERM_S = 20.0
 """kube-apiserver drains its connections for some seconds after SIGTERM."""
 
-KILL_S = 10.0
+KILL_S = 60.0
 ROUNDS = 6
 
 GATE = 'read -r go || exit 1; exec "$@" </dev/null'

@@ -13,7 +13,7 @@ from hack.realnode import network
 from hack.realnode.errors import ClusterError
 from hack.realnode.layout import Layout
 
-REQUEST_S = 10.0
+REQUEST_S = 30.0
 
 
 def call(
