@@ -19,6 +19,7 @@ from discovery import frames
 from driver.errors import MpsError, SocketError
 from driver.mps import client, server, shares
 from tests.fakes import mps
+from tests.fakes.publishing import until
 
 HELLO = {"request": "hello", "versions": [1]}
 
@@ -81,7 +82,7 @@ def test_what_is_not_understood_is_said_and_the_conversation_goes_on(message: An
 def test_what_is_no_message_ends_the_conversation_and_nothing_else(garbage: bytes) -> None:
     with mps.node() as node:
         assert talk(node.directory / shares.SOCKET, garbage) == []
-        assert node.client.status(timeout_s=5).daemons == {}
+        assert node.client.status(timeout_s=mps.PATIENCE_S).daemons == {}
 
 
 def test_silent_clients_and_too_many_of_them_hold_nobody_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +94,8 @@ def test_silent_clients_and_too_many_of_them_hold_nobody_up_for_long(monkeypatch
             for connection in silent:
                 connection.connect(path)
             assert all(connection.recv(1) == b"" for connection in silent)
-            assert node.client.status(timeout_s=5).daemons == {}
+            monkeypatch.undo()  # who speaks may take longer than that on a busy machine
+            assert node.client.status(timeout_s=mps.PATIENCE_S).daemons == {}
         finally:
             for connection in silent:
                 connection.close()
@@ -101,7 +103,7 @@ def test_silent_clients_and_too_many_of_them_hold_nobody_up_for_long(monkeypatch
 
 def test_a_wait_ends_with_a_change_or_its_time() -> None:
     with mps.node() as node:
-        seen = node.client.status(timeout_s=5)
+        seen = node.client.status(timeout_s=mps.PATIENCE_S)
         assert node.client.wait(seen, timeout_s=0.1) == seen
         assert node.client.wait(None, timeout_s=60).instance == seen.instance
         found = []
@@ -213,6 +215,7 @@ def test_a_supervisor_that_hangs_is_not_asked_for_its_ability_all_the_time(tmp_p
         began = time.monotonic()
         assert [reached.ability(), reached.ability()] == [None, None]
         assert time.monotonic() >= began + client.HELLO_S
+        until(lambda: asked)
         assert len(asked) == 1
     finally:
         gate.set()
