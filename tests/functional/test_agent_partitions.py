@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from discovery.mock import mig
 from driver import values
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 DRIVER = values.DRIVER_NAME
 DIVIDED, MADE = "gpu-0000-df-00-0", "gpu-0000-d1-00-0"
@@ -31,6 +32,11 @@ sharing:
 - match: {address: "0000:d1:00.0"}
   mode: mig-static
 """
+
+
+def names_of(pool: Sequence[dict[str, Any]]) -> list[str]:
+    devices = [device for body in pool for device in body["spec"].get("devices", [])]
+    return [device["name"] + ("!" if device.get("taints") else "") for device in devices]
 
 
 class Bench:
@@ -55,12 +61,14 @@ class Bench:
         return float(found[1]) if found else 0.0
 
     def names(self) -> list[str]:
-        return [device["name"] + ("!" if device.get("taints") else "") for device in self.node.devices()]
+        return names_of(self.node.slices())
 
-    def counter(self, name: str) -> str | None:
-        """A counter of the GPU that the agent divides; None while the pool is being written."""
-        sets = [entry for body in self.node.slices() for entry in body["spec"].get("sharedCounters", [])]
-        return next((str(entry["counters"][name]["value"]) for entry in sets if entry["name"] == DIVIDED), None)
+    def names_once(self, counter: str, value: str) -> list[str] | None:
+        """The devices of the pool in which a counter of the GPU that the agent divides has a value."""
+        pool = self.node.slices()
+        sets = [entry for body in pool for entry in body["spec"].get("sharedCounters", [])]
+        found = next((entry["counters"][counter]["value"] for entry in sets if entry["name"] == DIVIDED), None)
+        return names_of(pool) if found == value else None
 
     def until_names(self, *expected: str) -> None:
         """Wait for these partitions of the GPU that an admin divides."""
@@ -96,14 +104,13 @@ def test_what_an_admin_makes_on_a_gpu_that_the_agent_divides_is_left_alone(bench
     address = parse("0000:df:00.0")
     mig.admin_mode(bench.node.mock_dir, address, True)
     mig.admin_create(bench.node.mock_dir, address, "3g.40gb", 4)
-    agents.until(lambda: bench.counter("memory-slice-4") == "0", "the counters go down")
-    assert DIVIDED not in bench.names()
-    assert f"{DIVIDED}-mig-4g-40gb-5-0" in bench.names()
-    assert f"{DIVIDED}-mig-3g-40gb-9-4" not in bench.names()
+    names = agents.until(lambda: bench.names_once("memory-slice-4", "0"), "the counters go down")
+    assert DIVIDED not in names
+    assert f"{DIVIDED}-mig-4g-40gb-5-0" in names
+    assert f"{DIVIDED}-mig-3g-40gb-9-4" not in names
     agents.until(lambda: "(mig-instance-foreign)" in bench.agent.said(), "it is said")
     mig.admin_destroy(bench.node.mock_dir, address, "3g.40gb", 4)
-    agents.until(lambda: bench.counter("memory-slice-4") == "1", "the counters go up")
-    assert DIVIDED in bench.names()
+    assert DIVIDED in agents.until(lambda: bench.names_once("memory-slice-4", "1"), "the counters go up")
 
 
 def test_what_an_admin_makes_and_removes_appears_and_vanishes(bench: Bench) -> None:
