@@ -23,7 +23,7 @@ from driver.mps import client
 from driver.standin import kubelet, kubelet_pods
 from tests.fakes import agents, driver_roots
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 GIB = 1 << 30
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
@@ -88,16 +88,16 @@ class Hardware:
         self.work = workers.InProcessWork(source=source, locks=node.state_dir / "locks")
 
     def limit(self, pod: Path) -> tuple[int, int | None] | None:
-        use = self.work.memory_use(self.gpu, [str(pod)], timeout_s=10).get(str(pod))
+        use = self.work.memory_use(self.gpu, [str(pod)], timeout_s=30).get(str(pod))
         return None if use is None else (use.limit.soft, use.limit.hard)
 
     def forget(self, pod: Path) -> None:
-        self.work.limit_memory(self.gpu, {str(pod): limits.NO_LIMIT}, timeout_s=10)
+        self.work.limit_memory(self.gpu, {str(pod): limits.NO_LIMIT}, timeout_s=30)
 
     def mode(self) -> limits.ComputeMode:
         """As it is; set to what it was at once."""
-        before = self.work.set_compute_mode(self.gpu, limits.ComputeMode.EXCLUSIVE_PROCESS, timeout_s=10)
-        self.work.set_compute_mode(self.gpu, before, timeout_s=10)
+        before = self.work.set_compute_mode(self.gpu, limits.ComputeMode.EXCLUSIVE_PROCESS, timeout_s=30)
+        self.work.set_compute_mode(self.gpu, before, timeout_s=30)
         return before
 
 
@@ -122,12 +122,13 @@ def test_the_cgroup_of_a_pod_is_limited_for_as_long_as_its_claim_is_prepared(nod
     agent.kill()
     hardware.forget(of_first)
     hardware.forget(of_second)
-    said = again(node).said
+    agent = again(node)
     agents.until(lambda: hardware.limit(of_first) == (12 * GIB, 12 * GIB), "limits after a restart")
     agents.until(lambda: hardware.limit(of_second) == (2 * GIB, 2 * GIB), "limits after a restart")
-    agents.until(lambda: "was none, and is set to" in said(), "a line about it")
+    agents.until(lambda: "was none, and is set to" in agent.said(), "a line about it")
 
-    standin.wait_registered(values.DRIVER_NAME)
+    # Kubelet has the socket of the killed agent until it finds the new one in its place.
+    agents.until(agent.ready, "kubelet with the new agent")
     unprepare(standin, one)
     assert hardware.limit(of_first) == (4 * GIB, 4 * GIB)
     unprepare(standin, two)
@@ -218,12 +219,12 @@ class Supervisor:
 
     def restart(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(agents.WAIT_S)
         self.process = self._started()
 
     def shares(self) -> set[str]:
         try:
-            daemons = client.Client(self.directory).status(timeout_s=5).daemons.values()
+            daemons = client.Client(self.directory).status(timeout_s=30).daemons.values()
         except MpsError:
             return set()
         return {share for daemon in daemons for share in daemon.shares}
@@ -231,7 +232,7 @@ class Supervisor:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(20)
+            self.process.wait(agents.WAIT_S)
 
 
 @pytest.mark.parametrize("agent_too", [False, True])
@@ -262,12 +263,12 @@ def test_mps_has_its_shares_over_restarts_and_the_compute_mode_is_restored(
             agent.kill()
         supervisor.restart()
         if agent_too:
-            again(node, *arguments)
+            agent = again(node, *arguments)
         agents.until(lambda: supervisor.shares() == placed, "shares after a restart")
         if not agent_too:
             agents.until(lambda: "MpsRestarted" in reasons(node, "ResourceClaim"), "an Event on the claims")
 
-        standin.wait_registered(values.DRIVER_NAME)
+        agents.until(agent.ready, "kubelet with the agent")
         for claim, pod in zip(claims, uids, strict=True):
             unprepare(standin, claim, pod=pod)
         assert supervisor.shares() == set()
