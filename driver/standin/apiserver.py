@@ -119,6 +119,7 @@ class ApiServer:
         self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
     ) -> None:
         self.stop()
+        self._http.close()
 
     def start(self) -> None:
         """Serve; the port is known when this returns."""

@@ -110,7 +110,9 @@ Handler = Callable[[HttpRequest, Channel], Answer | None]
 
 
 class HttpServer:
-    """Serves one handler. `start` and `stop` may follow each other; after the first start the port stays the same."""
+    """Serves one handler. `start` and `stop` may follow each other; after the first start the port stays the same, and nobody else
+    gets it before `close`.
+    """
 
     def __init__(self, handler: Handler, *, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self._handler = handler
@@ -118,6 +120,8 @@ class HttpServer:
         self._port = port
         self._tls = tls
         self._listener: socket.socket | None = None
+        self._kept: socket.socket | None = None
+        """Has the port while nobody listens there: who connects is refused."""
         self._threads: set[threading.Thread] = set()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -129,7 +133,9 @@ class HttpServer:
 
     def start(self) -> None:
         """Listen and serve in the background."""
-        listener = socket.create_server((self._host, self._port), backlog=128)
+        kept, self._kept = self._kept, None
+        listener = kept or _bound(self._host, self._port)
+        listener.listen(128)
         self._port = listener.getsockname()[1]
         self._listener = listener
         self._spawn(self._accept, listener)
@@ -149,7 +155,15 @@ class HttpServer:
             if thread is None:
                 break
             thread.join()
+        self._kept = _bound(self._host, self._port)
         listener.close()
+
+    def close(self) -> None:
+        """Stop for good. Idempotent."""
+        self.stop()
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     def cut(self) -> None:
         """Break every connection at once, as a crash would."""
@@ -258,3 +272,15 @@ def _read_body(reader: BinaryIO, headers: Mapping[str, str]) -> bytes:
     if not 0 <= length <= MAX_BODY:
         raise ValueError("body too large")
     return reader.read(length) if length else b""
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket with a port, which is free or one that was served from before."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made

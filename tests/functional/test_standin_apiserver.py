@@ -34,7 +34,7 @@ class Raw:
 
     def __init__(self, server: apiserver.ApiServer, *, token: str | None = None) -> None:
         place = urllib.parse.urlsplit(server.url)
-        self.connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=20)
+        self.connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=30)
         self._token = token if token is not None else server.token
 
     def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -458,7 +458,7 @@ def test_a_body_may_come_in_chunks_and_headers_may_be_odd(api: tuple[apiserver.A
 def test_what_is_no_http_is_hung_up_on(api: tuple[apiserver.ApiServer, Raw], sent: bytes) -> None:
     server, raw = api
     place = urllib.parse.urlsplit(server.url)
-    with socket.create_connection((str(place.hostname), place.port), timeout=10) as connection:
+    with socket.create_connection((str(place.hostname), place.port), timeout=30) as connection:
         connection.sendall(sent)
         assert connection.recv(1) == b""
     assert raw.ok("GET", SLICES)["items"] == []
@@ -519,6 +519,19 @@ def test_a_restarted_server_has_its_port_and_its_objects(api: tuple[apiserver.Ap
     assert raw.ok("GET", f"{SLICES}/s0") == created
 
 
+def test_a_stopped_server_keeps_its_port_from_others() -> None:
+    with apiserver.ApiServer() as server:
+        port = urllib.parse.urlsplit(server.url).port
+        server.stop()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        server.start()
+        server.learn_rights()
+        raw = Raw(server)
+        assert raw.ok("GET", SLICES)["items"] == []
+        raw.close()
+
+
 def test_stopping_ends_every_watch_and_every_hanging_call(api: tuple[apiserver.ApiServer, Raw]) -> None:
     server, raw = api
     server.faults.inject(apiserver_faults.Hang(), verb="get")
@@ -547,7 +560,7 @@ def test_it_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
             assert process.stdout is not None
             hello = json.loads(process.stdout.readline())
             place = urllib.parse.urlsplit(hello["url"])
-            connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=10)
+            connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=30)
             connection.request("GET", f"{NODES}/n1", None, {"Authorization": f"Bearer {hello['token']}"})
             assert json.loads(connection.getresponse().read())["metadata"]["name"] == "n1"
             connection.request("GET", "/standin/counters", None, {"Authorization": f"Bearer {hello['token']}"})
@@ -556,4 +569,4 @@ def test_it_runs_as_a_process_of_its_own(tmp_path: Path) -> None:
             assert json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"] == hello["url"]
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=30) == 0
