@@ -84,8 +84,11 @@ class ClaimFolder:
         path.mkdir(parents=True, exist_ok=True)
 
     def put(self, named: values.ClaimRef, document: Any) -> None:
-        """Make or replace a claim."""
-        self._file(named.namespace, named.name).write_text(json.dumps(document))
+        """Make or replace a claim, whole for whoever reads it meanwhile."""
+        path = self._file(named.namespace, named.name)
+        written = path.with_suffix(".new")
+        written.write_text(json.dumps(document))
+        written.replace(path)
 
     def allocate(self, named: values.ClaimRef, *devices: str) -> values.ClaimRef:
         """Make a claim that has these devices, and name it."""

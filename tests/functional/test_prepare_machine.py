@@ -54,7 +54,7 @@ class Node:
         assert made.started()
         return made
 
-    def agent(self, *, wait_s: float = 5.0) -> preparing.Agent:
+    def agent(self, *, wait_s: float = 30.0) -> preparing.Agent:
         made = preparing.Agent(self.path, wait_s=wait_s, machine=self.machine).start()
         self._agents.append(made)
         return made
@@ -136,8 +136,9 @@ def test_a_crash_of_the_agent_while_it_prepares(node: Node, point: Point) -> Non
     crashing = node.process(crash_at=point)
     assert crashing.ask("prepare", claim) is None
     assert crashing.died()
-    agent = node.agent()
-    assert "held by" in agent.prepare(node.api.allocate(ref(2), WHOLE), seconds=1).message
+    agent = node.agent(wait_s=0.0)
+    assert "held by" in agent.prepare(node.api.allocate(ref(2), WHOLE)).message
+    agent.executor._wait_s = 30.0
     assert isinstance(agent.prepare(claim), values.Prepared)
     assert node.instances() == {str(GPU0): [(9, 4)], str(GPU1): [(19, 2)]}
     agent.unprepare(claim)
@@ -190,7 +191,8 @@ def test_a_library_that_hangs_in_a_removal_holds_up_neither_kubelet_nor_other_gp
     assert entry is not None
     assert entry.state is ledger.ClaimState.RELEASING
     assert isinstance(agent.prepare(node.api.allocate(ref(2), ONE)), values.Prepared)
-    assert "still being put back" in agent.prepare(node.api.allocate(ref(3), WHOLE), seconds=0.7).message
+    agent.executor._wait_s = 0.2
+    assert "still being put back" in agent.prepare(node.api.allocate(ref(3), WHOLE)).message
     agent.stop()
     node.heal()
     second = node.agent(wait_s=30.0)

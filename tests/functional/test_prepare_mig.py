@@ -388,7 +388,9 @@ def test_an_unprepare_answers_while_the_hardware_hangs_and_it_is_put_back_later(
     assert state_of(agent, claim) is ledger.ClaimState.RELEASING
     assert agent.claim_files() == set()
     next_one = agent.api.allocate(ref(2), part_name(0, TWO, 2))
-    refused = agent.prepare(next_one, seconds=0.6)
+    agent.executor._wait_s = 0.1
+    refused = agent.prepare(next_one)
+    agent.executor._wait_s = 3600
     assert f"{part_name(0, FOUR, 0)}, which is still being put back after {claim}" in refused.message
     assert isinstance(agent.prepare(agent.api.allocate(ref(3), part_name(0, THREE, 4))), values.Prepared)
     threading.Thread(target=agent.releaser.run, args=(agent.executor.wake,), daemon=True).start()

@@ -101,11 +101,11 @@ def test_four_quarters_fit_and_a_fifth_waits_for_one_to_go(agent: CountingAgent)
     assert claims[4].uid not in agent.enforcer.there()
 
     answers: list[Any] = []
-    agent.executor._wait_s = 20.0
+    agent.executor._wait_s = 40.0
     waiting = threading.Thread(target=lambda: answers.append(agent.prepare(claims[4])))
     waiting.start()
     agent.unprepare(claims[1])
-    waiting.join(20)
+    waiting.join(50)
     assert [device.share_id for device in answers[0].devices] == [share_id(5)]
     assert agent.prepared_uids() == {claim.uid for claim in claims} - {claims[1].uid}
 
@@ -166,7 +166,7 @@ def test_what_may_pass_is_waited_for_and_gone_on_from(tmp_path: Path) -> None:
     agent = started(tmp_path, **MPS)
     claim = agent.api.allocate_shares(ref(1), share(NAMES[0], share_id(1)))
     agent.enforcer.failing["apply"] = PASSING
-    agent.executor._wait_s = 20.0
+    agent.executor._wait_s = 40.0
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(agent.prepare(claim)))
     waiting.start()
@@ -174,7 +174,7 @@ def test_what_may_pass_is_waited_for_and_gone_on_from(tmp_path: Path) -> None:
         threading.Event().wait(0.01)
     agent.enforcer.failing.clear()
     agent.executor.wake()
-    waiting.join(20)
+    waiting.join(50)
     assert hasattr(answers[0], "devices")
     assert [call.begun for call in agent.enforcer.calls][:2] == [False, True]
     assert {call.name for call in agent.enforcer.calls} == {"apply"}
@@ -207,7 +207,7 @@ def test_what_cannot_be_put_back_holds_its_room_until_it_is(tmp_path: Path) -> N
         assert agent.claim_files() == set()
         assert str(claim) in agent.prepare(other).message
         agent.enforcer.failing.clear()
-        agent.executor._wait_s = 20.0
+        agent.executor._wait_s = 40.0
         threading.Thread(target=agent.releaser.run, args=(agent.executor.wake,), daemon=True).start()
         assert hasattr(agent.prepare(other), "devices")
         assert agent.prepared_uids() == set(agent.enforcer.there()) == {other.uid}
