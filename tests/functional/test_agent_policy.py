@@ -19,7 +19,7 @@ import pytest
 from driver import values
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
 STATIC = HEAD + "sharing:\n- match: {product: '*H100*', count: 4}\n  mode: mig-static\n"
@@ -50,7 +50,7 @@ def test_rules_are_read_again_on_sighup(node: agents.Node) -> None:
     path.write_text(STATIC, encoding="utf-8")
     agent.process.send_signal(signal.SIGHUP)
     node.wait_for_devices(4)
-    assert "section sharing" in agent.said()
+    agents.until(lambda: "section sharing" in agent.said(), "a line about it")
     agents.until(lambda: agent.said().count("(mig-disabled)") == 4, "why nothing of them is offered")
     path.write_text(HEAD, encoding="utf-8")
     agent.process.send_signal(signal.SIGHUP)
@@ -85,7 +85,7 @@ def test_an_invalid_file_changes_nothing_and_is_told_of_everywhere(node: agents.
     status, text = agent.get("/readyz")
     assert status == 200
     assert "agent.yaml:5: sharing[0].mode: must be 'exclusive', 'mig-static', 'mig-dynamic' or 'shares'" in text
-    assert "what was read before stays in effect" in agent.said()
+    agents.until(lambda: "what was read before stays in effect" in agent.said(), "a line about it")
     events = agents.until(
         lambda: [event for event in node.api.objects("events") if event["reason"] == "ConfigRefused"], "an Event"
     )
@@ -94,9 +94,9 @@ def test_an_invalid_file_changes_nothing_and_is_told_of_everywhere(node: agents.
 
     path.write_text(HEAD, encoding="utf-8")
     node.wait_for_devices(8)
-    assert "nearfield_config_reload_failed 0.0" in agent.get("/metrics")[1]
-    assert "The configuration file is valid again" in agent.said()
-    assert agent.get("/readyz")[1].strip() == "ok"
+    agents.until(lambda: "nearfield_config_reload_failed 0.0" in agent.get("/metrics")[1], "the metric")
+    agents.until(lambda: "The configuration file is valid again" in agent.said(), "a line about it")
+    agents.until(lambda: agent.get("/readyz")[1].strip() == "ok", "nothing is missing any more")
 
 
 def test_section_publish_takes_effect_and_section_topology_waits_for_a_restart(node: agents.Node) -> None:
@@ -106,7 +106,8 @@ def test_section_publish_takes_effect_and_section_topology_waits_for_a_restart(n
         HEAD + "publish: {numaNode: list}\ntopology: {rails: [{nic: '0000:18:00.0', rail: 7}]}\n", encoding="utf-8"
     )
     agents.until(lambda: "DRAListTypeAttributes" in agent.get("/readyz")[1], "lists that this server takes not")
-    assert "takes a restart of the agent" in agent.get("/readyz")[1]
+    agents.until(lambda: "takes a restart of the agent" in agent.get("/readyz")[1], "what waits for a restart")
+    agents.until(lambda: "takes a restart of the agent" in agent.said(), "a line about it")
     assert agent.said().count("takes a restart of the agent") == 1
 
 
@@ -192,5 +193,5 @@ def test_rules_of_the_start_that_come_to_nothing_are_said(node: agents.Node) -> 
 
 def test_invalid_rules_end_the_start(node: agents.Node) -> None:
     agent, _ = start(node, HEAD + "sharing: [{mode: exclusive}, {mode: mig-static}]\n")
-    assert agent.process.wait(30) == 2
+    assert agent.process.wait(agents.WAIT_S) == 2
     assert "agent.yaml:3: sharing[1]: has no effect" in agent.said()

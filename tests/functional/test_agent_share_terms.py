@@ -19,7 +19,7 @@ import pytest
 from driver import values
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\n"
 SHARED = (
@@ -125,8 +125,10 @@ def test_a_server_that_keeps_no_shares_at_first(node: agents.Node) -> None:
     node.wait_for_devices(4)
     agents.until(agent.ready, "ready")
     assert "keeps no shares" in agent.get("/readyz")[1]
-    events = node.api.objects("events")
-    assert [event["involvedObject"]["kind"] for event in events if event["reason"] == "SharesNotKept"] == ["Node"]
+    events = agents.until(
+        lambda: [event for event in node.api.objects("events") if event["reason"] == "SharesNotKept"], "an Event"
+    )
+    assert [event["involvedObject"]["kind"] for event in events] == ["Node"]
     first = min(device["name"] for device in node.devices())
     claim = node.claim("alone", first)
     assert isinstance(kubelet.prepare(values.DRIVER_NAME, [claim])[claim.uid], values.Prepared)
