@@ -23,7 +23,7 @@ from tests.e2e.kit.api import Api, ApiError
 from tests.e2e.kit.sites import Settings, Site, Sites
 from tests.e2e.kit.space import Space
 
-STANDING_S = 30.0
+STANDING_S = 60.0
 _NUMBERS = itertools.count(1)
 
 

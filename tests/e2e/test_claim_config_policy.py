@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.kit import waiting
-from tests.e2e.kit.api import ApiError
+from tests.e2e.kit.api import Api, ApiError
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 from tests.fakes import claimconfigs
@@ -46,29 +46,43 @@ def device_class(*config: Json) -> Json:
     return {**claim(), "kind": "DeviceClass", "metadata": {"name": "claim-config-e2e"}, "spec": spec}
 
 
-@pytest.fixture(name="checked")
-def fixture_checked(site: Site, space: Space) -> Iterator[Space]:
+@pytest.fixture(scope="module")
+def policy(site: Site) -> Iterator[None]:
+    """In force for this file, and for no other one: the server takes a moment to heed it, and to forget it."""
     objects = list(yaml.safe_load_all(POLICY.read_text(encoding="utf-8")))
+    bad = claim(entry({}))
+    bad["metadata"]["namespace"] = "default"
     for body in objects:
         site.api.create(body)
     try:
-        waiting.until(lambda: refusal(space, claim(entry({}))), "in force")
-        yield space
+        waiting.until(lambda: answer(site.api, bad), "in force")
+        yield
     finally:
         for body in reversed(objects):
             site.api.delete(body["kind"], body["metadata"]["name"])
+        waiting.until(lambda: answer(site.api, bad) is None, "not in force any more")
 
 
-def refusal(space: Space, body: Json) -> str | None:
+@pytest.fixture(name="checked")
+def fixture_checked(policy: None, space: Space) -> Space:
+    del policy
+    return space
+
+
+def answer(api: Api, body: Json) -> str | None:
     """What the server says against an object; it is not kept."""
     try:
-        if body["kind"] == "DeviceClass":
-            space.api.create(body, dry_run=True)
-        else:
-            space.create(body, dry_run=True)
+        api.create(body, dry_run=True)
     except ApiError as error:
         return str(error)
     return None
+
+
+def refusal(space: Space, body: Json) -> str | None:
+    """The same of an object in a namespace, or in none."""
+    if body["kind"] == "DeviceClass":
+        return answer(space.api, body)
+    return answer(space.api, {**body, "metadata": {**body["metadata"], "namespace": space.name}})
 
 
 @pytest.mark.parametrize("kind", [claim, template, device_class])

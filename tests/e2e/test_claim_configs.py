@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from driver import values
-from tests.e2e.kit import make
+from tests.e2e.kit import load, make
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
@@ -31,11 +31,11 @@ def opaque(driver: str = values.DRIVER_NAME, *, requests: tuple[str, ...] = (), 
 
 def refused(site: Site, space: Space, pod: str, claim: str, *told: str) -> None:
     """The pod waits, and kubelet's Event on it, our Event on its claim and `kubectl describe` say all of this."""
-    event = site.api.wait_event("Pod", pod, space.name, text="FailedPrepareDynamicResources")
+    event = load.refused(space, pod)
     ours = site.api.wait_event("ResourceClaim", claim, space.name, text="PrepareFailed")
     described = " ".join(site.cluster.kubectl("describe", "pod", pod, "-n", space.name).split())
     claim_described = " ".join(site.cluster.kubectl("describe", "resourceclaim", claim, "-n", space.name).split())
-    for text in (event["message"], ours["message"], described, claim_described):
+    for text in (event, ours["message"], described, claim_described):
         for words in told:
             assert words in text, (words, text)
     assert (ours["type"], ours["source"]["component"]) == ("Warning", values.DRIVER_NAME)
@@ -89,9 +89,9 @@ def test_configuration_in_a_class_is_refused_and_the_class_is_named(site: Site, 
     refused(site, space, "p", "c", "(from its DeviceClass)")
     space.running("neighbour")
     # The administrator mends the class, the user makes claim and pod again: an allocation keeps the configuration it was made with.
+    site.api.patch("DeviceClass", WITH_CONFIG, {"spec": {"config": None}})
     space.delete("Pod", "p")
     space.delete("ResourceClaim", "c")
-    site.api.patch("DeviceClass", WITH_CONFIG, {"spec": {"config": None}})
     space.create(make.claim("c", make.request(device_class=WITH_CONFIG)), make.pod("p", claims={"gpu": "c"}))
     space.running("p")
     assert len(space.look("p").gpu_nodes) == 1

@@ -120,7 +120,7 @@ def test_an_archive_is_loaded(pair: Pair, tmp_path: Path) -> None:
     archive.write_bytes(images.archive("localhost/nearfield/other:e2e", images.busybox_layer(), entrypoint=[]))
     run(pair.cluster.name, "load", str(archive))
     pair.cluster.kubectl(
-        "run", "other", *POD[1:], "--image=localhost/nearfield/other:e2e", "--command", "--", "sleep", "9"
+        "run", "other", *POD[1:], "--image=localhost/nearfield/other:e2e", "--command", "--", "sleep", "600"
     )
     wait_running(pair.cluster, "other")
 
@@ -221,7 +221,7 @@ def named(number: int) -> str:
 
 def wait_running(cluster: clusters.Cluster, pod: str) -> None:
     """Waits until a pod in the namespace `default` runs."""
-    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=90s")
+    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=240s")
 
 
 def points_up(layout: Layout) -> Sequence[Callable[[], bool]]:

@@ -160,9 +160,8 @@ def test_pods_and_containers_share_a_claim(site: Site, space: Space) -> None:
     prepared = site.agent.metrics().total("nearfield_prepare_total", result="success")
     space.create(make.claim("shared"))
     containers = [make.container("x", claims=["gpu"]), make.container("y", claims=["gpu"])]
-    for name in ("p", "q"):
+    for name in ("p", "q"):  # one after the other: kubelet asks for both where neither has the claim yet
         space.create(make.pod(name, claims={"gpu": "shared"}, containers=containers))
-    for name in ("p", "q"):
         space.running(name)
     (device,) = space.devices("p")
     views = [space.look(pod, container) for pod in ("p", "q") for container in ("x", "y")]

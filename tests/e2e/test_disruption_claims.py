@@ -41,7 +41,7 @@ def test_forced_deletion(site: Site, space: Space) -> None:
     waiting.until(lambda: "mine" in space.logs("old"), "the old container has its GPU")
     space.delete("Pod", "old", force=True)
     space.create(load.exclusive_pod("new", claims={"gpu": "template:that"}))
-    space.running("new", timeout_s=30)
+    space.running("new")
     # The kernel gave the lock on the GPU to the new container, so the old one had ended before.
     waiting.until(lambda: "mine" in space.logs("new"), "the new container has its GPU alone")
     assert space.devices("new") == (device,)
@@ -64,11 +64,13 @@ def test_lost_cdi_file(site: Site, space: Space) -> None:
     repaired = site.agent.metrics().total("nearfield_cdi_reconciled_total")
 
     path.unlink()
-    waiting.until(path.exists, "the CDI file is back", timeout_s=10)
+    waiting.until(path.exists, "the CDI file is back")
 
     assert path.read_bytes() == before
     assert site.disk.claim_file(uid)
-    assert site.agent.metrics().total("nearfield_cdi_reconciled_total") == repaired + 1
+    waiting.until(
+        lambda: site.agent.metrics().total("nearfield_cdi_reconciled_total") == repaired + 1, "it is counted, once"
+    )
 
     # A container that has to start in between: containerd refuses it, kubelet tries again.
     path.unlink()
@@ -102,7 +104,7 @@ def test_second_agent_on_the_same_sockets(site: Site, space: Space) -> None:
     space.running("p")
     # The epoch that the second one took is over with it: the first publishes again.
     space.api.delete("ResourceSlice", site.agent.slices()[0]["metadata"]["name"])
-    waiting.until(site.agent.devices, "the slices are back", timeout_s=10)
+    waiting.until(site.agent.devices, "the slices are back")
 
 
 def test_second_agent_beside_the_first(site: Site, space: Space) -> None:
@@ -135,7 +137,7 @@ def _another(site: Site) -> Iterator[Json]:
     name = {"name": "another", "namespace": agents.NAMESPACE}
     site.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": name, "spec": {**spec, "nodeName": site.node_name}})
     try:
-        yield site.api.wait("Pod", "another", agents.NAMESPACE, until=_is_ready, what="ready")
+        yield site.api.wait("Pod", "another", agents.NAMESPACE, until=agents.is_ready, what="ready")
     finally:
         site.api.delete("Pod", "another", agents.NAMESPACE)
         site.api.wait_gone("Pod", "another", agents.NAMESPACE)
@@ -162,8 +164,3 @@ def _restarts(pod: Json) -> int:
 def _is_running(pod: Json) -> bool:
     statuses = pod["status"].get("containerStatuses", [])
     return bool(statuses) and all("running" in status["state"] for status in statuses)
-
-
-def _is_ready(pod: Json) -> bool:
-    conditions = pod["status"].get("conditions", [])
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

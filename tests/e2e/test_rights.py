@@ -422,6 +422,7 @@ def test_a_token_that_is_bound_to_no_node_writes_nothing(site: Site) -> None:
 
 
 def test_a_token_that_is_bound_to_another_node_writes_nothing_here(site: Site) -> None:
+    # Without the labels of a node that is one, so that it gets no pod of the agent.
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OTHER_NODE}}
     uid = site.api.create(node)["metadata"]["uid"]
     try:

@@ -25,7 +25,7 @@ CONTAINER = "agent"
 LABELS = "app.kubernetes.io/name=nearfield"
 PORT = 9417
 MACHINE = "dgx-h100"
-READY_S = 180.0
+READY_S = 240.0
 OVERLAY = Path(__file__).parents[3] / "deploy/daemonset/overlays/mock"
 
 
@@ -99,13 +99,15 @@ class Agent:
         )
 
     def wait_ready(self, *, timeout_s: float = READY_S) -> None:
-        """Return once the newest version of the DaemonSet is ready and nothing older is left of it."""
+        """Return once the newest version of the DaemonSet is ready and nothing older is left of it. The pod is asked as well: its
+        DaemonSet may not know yet that it has just been killed.
+        """
         self._api.wait(
             "DaemonSet", NAME, NAMESPACE, until=_rolled_out, what="rolled out and ready", timeout_s=timeout_s
         )
         waiting.until(
-            lambda: len(self.pods()) == 1,
-            "one pod of the agent",
+            lambda: len(pods := self.pods()) == 1 and is_ready(pods[0]),
+            "one pod of the agent, and ready",
             timeout_s=timeout_s,
             told=lambda: [(pod["metadata"]["name"], describe(pod)) for pod in self.pods()],
         )
@@ -146,6 +148,19 @@ class Agent:
         assert _is_first(pid), pid
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def kill_and_wait(self) -> None:
+        """Kill it, and return once kubelet has started its container again and it is ready."""
+        before = self.restarts()
+        self.kill()
+        self.wait_restarted(before)
+
+    def wait_restarted(self, before: int) -> None:
+        """Return once kubelet has started its container once more than `before`, and it is ready."""
+        waiting.until(
+            lambda: self.restarts() == before + 1, "kubelet has started the container again", timeout_s=READY_S
+        )
+        self.wait_ready()
 
     def logs(self, *, previous: bool = False) -> str:
         """What its pod wrote."""
@@ -203,6 +218,12 @@ def agent_container(template: Json) -> Json:
     container: Json
     (container,) = (item for item in template["spec"]["containers"] if item["name"] == CONTAINER)
     return container
+
+
+def is_ready(pod: Json) -> bool:
+    """Whether kubelet says so of a pod."""
+    conditions = pod["status"].get("conditions", [])
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 def _rolled_out(daemonset: Json) -> bool:

@@ -23,7 +23,12 @@ Json: TypeAlias = dict[str, Any]
 
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
 MERGE_PATCH = "application/merge-patch+json"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+"""Of one request."""
+
+PATIENCE_S = 240.0
+"""Of a wait. Kubelet alone may take a minute and a half before it tries something again."""
+
 _PAUSE_S = 0.2
 HOPELESS = (400, 403, 405, 422)
 """Answers that do not become others. 404 may: an API server that starts does not serve all of its groups at once."""
@@ -206,7 +211,7 @@ class Api:
         *,
         until: Callable[[Json], object],
         what: str,
-        timeout_s: float = 120.0,
+        timeout_s: float = PATIENCE_S,
     ) -> Json:
         """The object, once `until` holds for it. Fails with what was seen last."""
         last: Json | None = None
@@ -220,7 +225,7 @@ class Api:
             f"{kind} {name}: not {what} within {timeout_s:g} s; last seen: {describe(last)}{_after(trouble)}"
         )
 
-    def wait_gone(self, kind: str, name: str, namespace: str | None = None, *, timeout_s: float = 120.0) -> None:
+    def wait_gone(self, kind: str, name: str, namespace: str | None = None, *, timeout_s: float = PATIENCE_S) -> None:
         """Return once there is no such object."""
         last: Json | None = None
         trouble: list[Exception] = []
@@ -240,7 +245,7 @@ class Api:
         return sorted(found, key=lambda event: str(event["metadata"]["creationTimestamp"]))
 
     def wait_event(
-        self, kind: str, name: str, namespace: str | None = None, *, text: str, timeout_s: float = 120.0
+        self, kind: str, name: str, namespace: str | None = None, *, text: str, timeout_s: float = PATIENCE_S
     ) -> Json:
         """The first Event of an object whose reason or message contains the text."""
         seen: list[str] = []

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 import yaml
 
 from tests.e2e.kit import agent as agents
-from tests.e2e.kit import machines
+from tests.e2e.kit import machines, waiting
 from tests.e2e.kit.api import Json
 from tests.e2e.kit.sites import Site
 
 NAME = "nearfield-config"
 FILE = "agent.yaml"
+AGAIN_S = 2.0
+"""After so long the pod is changed once more."""
 
 
 def apply(
@@ -51,10 +53,22 @@ def objects(
 
 
 def change(site: Site, **sections: object) -> None:
-    """Other sections, under the agent that runs: kubelet brings them into the pod, at once as its pod is changed as well."""
-    site.api.patch("ConfigMap", NAME, {"data": {FILE: _text(sections)}}, agents.NAMESPACE)
-    metadata = {"annotations": {"e2e.nearfield.dev/config": str(time.monotonic())}}
-    site.api.patch("Pod", site.agent.pod()["metadata"]["name"], {"metadata": metadata}, agents.NAMESPACE)
+    """Other sections, under the agent that runs, once kubelet has brought them into the pod. It does so when the pod is changed, with
+    what it knows of the ConfigMap then, which may be what it was before; left alone it would look again after a minute.
+    """
+    text = _text(sections)
+    site.api.patch("ConfigMap", NAME, {"data": {FILE: text}}, agents.NAMESPACE)
+    pod = site.agent.pod()["metadata"]
+    volumes = site.disk.kubelet_dir / "pods" / pod["uid"] / "volumes/kubernetes.io~configmap"
+    (file,) = volumes.glob(f"*/{FILE}")
+
+    def brought() -> bool:
+        metadata = {"annotations": {"e2e.nearfield.dev/config": str(time.monotonic())}}
+        site.api.patch("Pod", pod["name"], {"metadata": metadata}, agents.NAMESPACE)
+        waiting.until(lambda: file.read_text(encoding="utf-8") == text, "the new text", timeout_s=AGAIN_S)
+        return True
+
+    waiting.until(brought, "the configuration is in the pod")
 
 
 def _text(sections: Mapping[str, object]) -> str:

@@ -11,7 +11,7 @@ from tests.e2e.kit.api import Api, Json
 from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
-GONE_S = 90.0
+GONE_S = 240.0
 
 
 def slices(api: Api, node: str) -> list[Json]:

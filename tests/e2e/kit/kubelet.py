@@ -17,7 +17,7 @@ from tests.e2e.kit import samples
 from tests.e2e.kit.api import Api
 
 PORT = 10250
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 ANY_DRIVER = "<any>"
 
 

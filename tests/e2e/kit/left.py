@@ -12,7 +12,7 @@ from tests.e2e.kit.api import Api, Json
 from tests.e2e.kit.kubelet import Kubelet
 from tests.e2e.kit.node import Disk
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 PREFIX = "e2e-"
 """Of the namespaces of tests."""
 

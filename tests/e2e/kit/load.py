@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tests.e2e.kit import make
 from tests.e2e.kit.api import Json
-from tests.e2e.kit.space import UNRELATED, Space
+from tests.e2e.kit.space import UNREGISTERED, UNRELATED, Space
 
 HELD = "/run/nearfield-e2e"
 """A folder of the node in which containers lock the GPUs that they have: the kernel drops a lock when its holder is dead."""
@@ -43,7 +43,7 @@ time.sleep({seconds})
 """
 
 _LOOK_S = 2.0
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 def exclusive_pod(
@@ -78,11 +78,11 @@ def failures(space: Space, pod: str) -> list[str]:
     ]
 
 
-def refused(space: Space, *pods: str, timeout_s: float = 120.0) -> str:
-    """What is said of the first Prepare of one of some pods that failed, once there is one."""
+def refused(space: Space, *pods: str, timeout_s: float = PATIENCE_S) -> str:
+    """What the driver says of the first Prepare of one of some pods that failed, once there is one."""
 
     def look() -> list[str]:
-        return [text for pod in pods for text in failures(space, pod)]
+        return [text for pod in pods for text in failures(space, pod) if UNREGISTERED not in text]
 
     return space.until(look, f"a Prepare of {' or '.join(pods)} has failed", pods=pods, timeout_s=timeout_s)[0]
 
@@ -142,7 +142,7 @@ class Load:
         for thread in self._threads:
             thread.start()
 
-    def more(self, pods: int, *, timeout_s: float = 120.0) -> None:
+    def more(self, pods: int, *, timeout_s: float = PATIENCE_S) -> None:
         """Return when so many more pods have ended."""
         aim = self.told.pods + pods
         deadline = time.monotonic() + timeout_s

@@ -18,8 +18,8 @@ from tests.e2e.nicdriver import inventory
 
 ROOT = Path(__file__).parents[3]
 CLASS = "nic"
-STOP_S = 30.0
-GONE_S = 90.0
+STOP_S = 120.0
+GONE_S = 240.0
 KUBELET_DIR = Path("/var/lib/kubelet")
 MACHINE = KUBELET_DIR / "plugins/gpu.nearfield.dev/state/mock"
 _CDI_DIR = "/var/run/cdi"

@@ -13,7 +13,7 @@ import urllib3
 from hack.realnode import cluster as clusters
 from hack.realnode.errors import ClusterError
 from tests.e2e.kit import inside, make, waiting
-from tests.e2e.kit.api import Api, ApiError, Json, describe
+from tests.e2e.kit.api import PATIENCE_S, Api, ApiError, Json, describe
 
 T = TypeVar("T")
 
@@ -23,6 +23,11 @@ UNRELATED = "no relationship found between node"
 """Kubelet may not read a claim before the API server's node authorizer has seen in the pod's status that the pod uses it. On a
 busy machine kubelet is sometimes the faster one; it then tries again after 60 to 90 s, or when the pod is changed, which we do.
 """
+
+UNREGISTERED = f"DRA driver {make.CLASS} is not registered"
+"""Kubelet that has just started may come to a pod before it has found the driver's socket again."""
+
+TOO_FAST = (UNRELATED, UNREGISTERED)
 
 OWN_KINDS = ("Pod", "ResourceClaim", "ResourceClaimTemplate")
 
@@ -68,19 +73,19 @@ class Space:
         if wait:
             self.gone(kind, name)
 
-    def gone(self, kind: str, name: str, *, timeout_s: float = 120.0) -> None:
+    def gone(self, kind: str, name: str, *, timeout_s: float = PATIENCE_S) -> None:
         """Wait until there is no such object here."""
         self.api.wait_gone(kind, name, self.name, timeout_s=timeout_s)
 
-    def running(self, pod: str, *, timeout_s: float = 120.0) -> Json:
+    def running(self, pod: str, *, timeout_s: float = PATIENCE_S) -> Json:
         """The pod, once it runs with all its containers."""
         return self._phase(pod, _runs, "running", timeout_s)
 
-    def succeeded(self, pod: str, *, timeout_s: float = 120.0) -> Json:
+    def succeeded(self, pod: str, *, timeout_s: float = PATIENCE_S) -> Json:
         """The pod, once it ended well."""
         return self._phase(pod, lambda item: item["status"]["phase"] == "Succeeded", "succeeded", timeout_s)
 
-    def pending(self, pod: str, *, saying: str = "", timeout_s: float = 120.0) -> Json:
+    def pending(self, pod: str, *, saying: str = "", timeout_s: float = PATIENCE_S) -> Json:
         """The pod, once the scheduler has said that it cannot be placed, with this in its message."""
 
         def unplaced(item: Json) -> bool:
@@ -155,7 +160,7 @@ class Space:
             except AssertionError as error:
                 if left <= STEP_S:
                     raise AssertionError(f"{error} ({timeout_s:g} s in all); {self._story(pod)}") from None
-                self._retry_unrelated(pod)
+                self._retry_too_fast(pod)
             else:
                 if done(item):
                     return item
@@ -166,12 +171,12 @@ class Space:
         now = time.monotonic()
         if now - self._looked_s.setdefault(pod, now) >= STEP_S:
             self._looked_s[pod] = now
-            self._retry_unrelated(pod)
+            self._retry_too_fast(pod)
 
-    def _retry_unrelated(self, pod: str) -> None:
+    def _retry_too_fast(self, pod: str) -> None:
         """The API server may be away meanwhile."""
         with contextlib.suppress(ApiError, urllib3.exceptions.HTTPError):
-            if any(UNRELATED in line for line in self.told(pod)):
+            if any(reason in line for line in self.told(pod) for reason in TOO_FAST):
                 self.retry(pod)
 
     def _story(self, pod: str) -> str:

@@ -54,19 +54,14 @@ def apply(site: Site) -> None:
     (variable,) = (item for item in container["env"] if item["name"] == "NEARFIELD_DRIVER_ROOT")
     variable["value"] = driverroot.ROOT
     site.cluster.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(daemonset))
-    site.api.wait("DaemonSet", NAME, agents.NAMESPACE, until=_ready, what="ready", timeout_s=120)
+    site.api.wait("DaemonSet", NAME, agents.NAMESPACE, until=_ready, what="ready")
     # The DaemonSet may still tell of a pod that has gone.
-    waiting.until(lambda: _serves(pod(site)), "its pod is ready", timeout_s=120)
+    waiting.until(lambda: agents.is_ready(pod(site)), "its pod is ready")
 
 
 def _ready(item: Json) -> bool:
     status = item["status"]
     return (status.get("desiredNumberScheduled"), status.get("numberReady")) == (1, 1)
-
-
-def _serves(body: Json) -> bool:
-    conditions = body["status"].get("conditions", [])
-    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 def pod(site: Site) -> Json:
