@@ -23,7 +23,7 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER = "GPU-99999999-2222-3333-4444-555555555555"
 GIB = 1 << 30
 QUICK = keeper.Pace(first=0.05, last=0.2, steady=3600.0, check=0.2)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def share(number: int = 1, **changes: Any) -> shares.Share:

@@ -23,6 +23,7 @@ from driver.errors import MpsError
 from driver.mps import keeper, shares, shm, supervisor, values
 from driver.prepare import rootfs
 from tests.fakes import mps
+from tests.fakes.publishing import until
 
 LEGACY = shares.Protocol.LEGACY
 
@@ -32,7 +33,7 @@ def wait_for(node: mps.Node, device: str, state: values.DaemonState, *, restarts
     client, seen = node.client, None
     deadline = time.monotonic() + mps.PATIENCE_S
     while time.monotonic() < deadline:
-        seen = client.wait(seen, timeout_s=1)
+        seen = client.wait(seen, timeout_s=mps.PATIENCE_S)
         found = seen.daemons.get(device)
         if found is not None and found.state is state and found.restarts >= restarts:
             return found
@@ -96,7 +97,7 @@ def test_the_last_share_takes_the_daemon_and_its_folder_with_it() -> None:
         place(node, mps.share(1))
         pid = node.pid()
         node.client.remove("gpu-0", "share-1", timeout_s=mps.PATIENCE_S)
-        assert node.client.status(timeout_s=5).daemons == {}
+        assert node.client.status(timeout_s=mps.PATIENCE_S).daemons == {}
         assert not Path(f"/proc/{pid}").exists()
         assert not node.pipes().parent.exists()
         place(node, mps.share(2))
@@ -126,7 +127,7 @@ def test_a_daemon_that_ends_is_started_again_with_its_shares(number: signal.Sign
         assert "the end of its log" in found.error
         assert client.wait(mps.PATIENCE_S) == 3
         # The server of the dead daemon held the GPU; a container that runs has the folder mounted.
-        assert not Path(f"/proc/{server}").exists()
+        until(lambda: not Path(f"/proc/{server}").exists())
         assert folder.stat().st_ino == inode
         told = node.use(mps.share(1))[1]
         assert (told["memory"], told["threads"]) == (20 * mps.GIB, 25.0)
@@ -152,7 +153,7 @@ def test_namespaces_that_are_forgotten_are_made_again() -> None:
         assert "is not there any more" in seen.daemons["gpu-0"].error
         place(node, mps.share(1), mps.share(2))
         assert node.use(mps.share(2))[1]["threads"] == 25.0
-        assert node.client.status(timeout_s=5).daemons["gpu-0"].restarts == 0
+        assert node.client.status(timeout_s=mps.PATIENCE_S).daemons["gpu-0"].restarts == 0
 
 
 def test_limits_that_are_not_kept_are_an_error_and_no_share() -> None:
@@ -162,7 +163,7 @@ def test_limits_that_are_not_kept_are_an_error_and_no_share() -> None:
         with pytest.raises(MpsError, match="memory of share share-2 reads '-' after it was set to") as raised:
             node.client.place(mps.share(2), timeout_s=mps.PATIENCE_S)
         assert raised.value.retryable
-        assert node.client.status(timeout_s=5).daemons["gpu-0"].state is values.DaemonState.WAITING
+        assert node.client.status(timeout_s=mps.PATIENCE_S).daemons["gpu-0"].state is values.DaemonState.WAITING
         node.faults.unlink()
         wait_for(node, "gpu-0", values.DaemonState.RUNNING)
         assert node.use(mps.share(2))[1]["threads"] == 25.0
@@ -174,7 +175,7 @@ def test_a_gpu_that_is_not_there_is_no_share_although_its_server_was_accepted() 
             node.client.place(mps.share(1, uuid=mps.OTHER), timeout_s=mps.PATIENCE_S)
         assert raised.value.retryable
         node.client.remove("gpu-0", "share-1", timeout_s=mps.PATIENCE_S)
-        assert node.client.status(timeout_s=5).daemons == {}
+        assert node.client.status(timeout_s=mps.PATIENCE_S).daemons == {}
         assert not node.pipes().parent.exists()
 
 
@@ -186,7 +187,7 @@ def test_a_daemon_that_does_not_start_says_why_and_is_tried_again() -> None:
         wait_for(node, "gpu-0", values.DaemonState.WAITING, restarts=2)
         node.faults.unlink()
         place(node, mps.share(1))
-        assert node.client.status(timeout_s=5).daemons["gpu-0"].state is values.DaemonState.RUNNING
+        assert node.client.status(timeout_s=mps.PATIENCE_S).daemons["gpu-0"].state is values.DaemonState.RUNNING
 
 
 def test_a_daemon_that_hangs_holds_nobody_up_for_longer_than_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +199,7 @@ def test_a_daemon_that_hangs_holds_nobody_up_for_longer_than_they_wait(monkeypat
         with pytest.raises(MpsError) as raised:
             node.client.place(mps.share(2), timeout_s=0.5)
         assert raised.value.retryable
-        node.client.status(timeout_s=5)
+        node.client.status(timeout_s=mps.PATIENCE_S)
         # What hangs is ended and started again.
         client, seen = node.client, None
         while seen is None or seen.daemons["gpu-0"].state is values.DaemonState.RUNNING:
@@ -271,7 +272,7 @@ def test_what_no_daemon_could_do_is_refused(changes: dict[str, object], words: s
         with pytest.raises(MpsError, match=words) as raised:
             node.client.place(mps.share(1, **changes), timeout_s=mps.PATIENCE_S)
         assert not raised.value.retryable
-        assert node.client.status(timeout_s=5).daemons == {}
+        assert node.client.status(timeout_s=mps.PATIENCE_S).daemons == {}
 
 
 def test_another_device_under_the_same_name_waits_until_its_shares_are_gone() -> None:
@@ -314,7 +315,7 @@ def test_the_program_may_come_later() -> None:
 def test_a_new_instance_knows_nothing_and_ends_what_was_left() -> None:
     with mps.node() as node:
         place(node, mps.share(1))
-        first = node.client.status(timeout_s=5)
+        first = node.client.status(timeout_s=mps.PATIENCE_S)
         stale = node.directory / "gpu-7"
         stale.mkdir()
         node.stop()
@@ -380,7 +381,7 @@ def test_shares_come_and_go_from_many_sides_at_once() -> None:
         for thread in threads:
             thread.join()
         assert errors == []
-        found = node.client.status(timeout_s=5).daemons["gpu-0"]
+        found = node.client.status(timeout_s=mps.PATIENCE_S).daemons["gpu-0"]
         assert sorted(found.shares) == [f"share-{number}" for number in range(3)]
         names = node.control("namespace", "list", f"--server={shares.SERVER}", "--format=csv,noheader").stdout
         assert len(names.splitlines()) == 4
