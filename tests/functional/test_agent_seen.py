@@ -16,7 +16,7 @@ import pytest
 from driver import values
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 DRIVER = values.DRIVER_NAME
 
@@ -51,7 +51,8 @@ def test_people_see_the_machine_its_claims_and_why_one_failed(node: agents.Node)
     ]
     assert isinstance(kubelet.unprepare(DRIVER, [good])[good.uid], values.Unprepared)
 
-    lines = [json.loads(line) for line in agent.said().splitlines()]
+    whole, _, _ = agent.said().rpartition("\n")
+    lines = [json.loads(line) for line in whole.splitlines()]
     failed = [line for line in lines if "Failed to prepare" in line["message"]]
     assert [(line["level"], line["claim"], line["method"]) for line in failed] == [
         ("warning", str(bad), "NodePrepareResources")

@@ -20,7 +20,7 @@ from discovery.mock import podcgroups
 from driver import values
 from tests.fakes import agents, mps
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 HEAD = "apiVersion: config.nearfield.dev/v1alpha1\nkind: AgentConfig\nsharing:\n"
 MACHINE = "dgx-h100-shares"
@@ -96,14 +96,14 @@ def test_what_comes_waits_for_the_last_share(node: agents.Node, beside: mps.Node
     kubelet = node.kubelet()
     kubelet.wait_registered(values.DRIVER_NAME)
     node.wait_for_devices(8)
-    before = shared(node)
+    before = agents.until(lambda: found if len(found := shared(node)) == 2 else None, "two shared GPUs")
     used, free = sorted(before)
     assert set(before.values()) == {("cgroup", "none", "1Gi")}
     first = share(node, "first", used)
     assert isinstance(kubelet.prepare(values.DRIVER_NAME, [first])[first.uid], values.Prepared)
 
     beside.start()
-    agents.until(lambda: shared(node)[free] == ("cgroup", "mps", "1Gi"), "the free GPU by MPS")
+    agents.until(lambda: shared(node).get(free) == ("cgroup", "mps", "1Gi"), "the free GPU by MPS")
     assert shared(node)[used] == ("cgroup", "none", "1Gi")
     assert f"{used} ({first})" in agents.until(
         lambda: next((line for line in agent.said().splitlines() if "(sharing-waits)" in line), None),
@@ -113,7 +113,7 @@ def test_what_comes_waits_for_the_last_share(node: agents.Node, beside: mps.Node
     # Another step waits too, and another share of the GPU is as the one that it is beside.
     path.write_text(WIDER, encoding="utf-8")
     agent.process.send_signal(signal.SIGHUP)
-    agents.until(lambda: shared(node)[free] == ("cgroup", "mps", "4Gi"), "the new step")
+    agents.until(lambda: shared(node).get(free) == ("cgroup", "mps", "4Gi"), "the new step")
     second = share(node, "second", used)
     assert isinstance(kubelet.prepare(values.DRIVER_NAME, [second])[second.uid], values.Prepared)
     assert shared(node)[used] == ("cgroup", "none", "1Gi")
@@ -128,7 +128,7 @@ def test_what_comes_waits_for_the_last_share(node: agents.Node, beside: mps.Node
         assert shared(node) == stood
         assert isinstance(kubelet.unprepare(values.DRIVER_NAME, [claim])[claim.uid], values.Unprepared)
         node.api.remove("resourceclaims", f"{agents.NAMESPACE}/{claim.name}")
-    agents.until(lambda: shared(node)[used] == ("cgroup", "mps", "4Gi"), "the change when nobody has it")
+    agents.until(lambda: shared(node).get(used) == ("cgroup", "mps", "4Gi"), "the change when nobody has it")
     assert "Traceback" not in agent.said() + again.said()
 
 
