@@ -96,12 +96,11 @@ def test_killed_under_load(site: Site, space: Space, record_property: Callable[[
     with Gaps(site).measured() as gaps, load.running(space, workers=WORKERS) as pods:
         pods.more(2 * WORKERS)
         site.agent.kill()
-        waiting.until(lambda: site.agent.restarts() == before + 1, "kubelet has started the container again")
+        site.agent.wait_restarted(before)
         pods.more(3 * WORKERS)
         told = pods.finish()
     assert told.wrong == []
     record_property("longest time without an answer", f"{gaps.longest_s:.1f} s; {told.line()}")
-    site.agent.wait_ready()
 
 
 def test_rolling_update_under_load(site: Site, space: Space, record_property: Callable[[str, object], None]) -> None:
@@ -116,7 +115,9 @@ def test_rolling_update_under_load(site: Site, space: Space, record_property: Ca
     assert site.agent.pod()["metadata"]["uid"] != old
     assert told.wrong == []
     assert told.retried == []
-    waiting.until(lambda: not site.disk.record(), "every claim unprepared")
+    # The claim is kubelet's until it has counted the call.
+    waiting.until(lambda: site.kubelet.claims_in_use(make.CLASS) == 0, "every claim unprepared")
+    assert site.disk.record() == ()
     seen = calls.seen()
     record_property("longest time without an answer", f"{gaps.longest_s:.2f} s; {told.line()}; kubelet's calls {seen}")
     # Every claim was prepared once and unprepared once.
@@ -163,7 +164,7 @@ def test_gone_and_back(site: Site, space: Space, record_property: Callable[[str,
     gone = time.monotonic()
     assert site.disk.sockets() == frozenset()
     space.delete("Pod", "leaves", wait=False)
-    waiting.until(lambda: not site.agent.slices(), "kubelet has wiped the slices", timeout_s=GONE_S + 15)
+    waiting.until(lambda: not site.agent.slices(), "kubelet has wiped the slices", timeout_s=GONE_S + waiting.USUAL_S)
     record_property("slices wiped after the agent's pod had gone", f"{time.monotonic() - gone:.1f} s")
     # Its containers have ended, but a GPU that was not unprepared is not let go of.
     assert space.api.find("Pod", "leaves", space.name) is not None

@@ -63,7 +63,9 @@ def share(site: Site, space: Space, claim: Json) -> str:
     assert [held.claim for held in site.disk.record()] == [entry.claim]
     assert space.look("b").gpu_nodes == (first.node,)
     space.delete("Pod", "b")
-    waiting.until(lambda: not site.disk.record(), "the claim unprepared")
+    # The claim is kubelet's until it has counted the call.
+    waiting.until(lambda: site.kubelet.claims_in_use() == 0, "the claim unprepared")
+    assert site.disk.record() == ()
     now = {method: site.kubelet.calls(method) for method in before}
     assert {method: now[method] - before[method] for method in before} == dict.fromkeys(before, 1)
     return entry.claim.name

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -194,6 +195,11 @@ def test_nodes_stay_ready(site: Site) -> None:
         item = site.api.get("Node", node)
         (ready,) = (condition for condition in item["status"]["conditions"] if condition["type"] == "Ready")
         assert (ready["status"], item["spec"].get("taints")) == ("True", None)
-        lease = json.loads(site.cluster.kubectl("get", "lease", node, "-n", "kube-node-lease", "-o", "json"))
-        assert lease["spec"]["leaseDurationSeconds"] == NODE_LIFECYCLE_S
-        assert lease["spec"]["renewTime"] > lease["metadata"]["creationTimestamp"]
+        waiting.until(partial(renewed, site, node), "its lease is renewed")
+
+
+def renewed(site: Site, node: str) -> bool:
+    """Whether the lease of a node was renewed since it was made."""
+    lease = json.loads(site.cluster.kubectl("get", "lease", node, "-n", "kube-node-lease", "-o", "json"))
+    assert lease["spec"]["leaseDurationSeconds"] == NODE_LIFECYCLE_S
+    return bool(lease["spec"]["renewTime"] > lease["metadata"]["creationTimestamp"])

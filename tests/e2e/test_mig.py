@@ -31,7 +31,8 @@ BUS = "0000:9d:00.0"
 GPU = "gpu-0000-9d-00-0"
 QUICK = {"NEARFIELD_PROBE_INTERVAL": "1s"}
 PODS = 300
-SLOW_S = 3.0
+SLOW_S = 10.0
+"""Within it the agent is killed; what comes after that is quick again."""
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +160,8 @@ def test_killed_while_an_instance_is_made(site: Site, space: Space) -> None:
     given.ask(space, "p", partitions.request("1g.10gb"))
     space.until(lambda: states(site) == [ledger.ClaimState.STARTED], "the instance is being made", pods=["p"])
     site.agent.kill()
-    waiting.until(lambda: site.agent.restarts() == before + 1, "kubelet has started the container again")
-    site.agent.wait_ready()
+    partitions.take(site.disk.machine)
+    site.agent.wait_restarted(before)
     space.retry("p")
     partitions.devices(site, space, "p")
     assert len(partitions.there(site.disk.machine)) == 1
@@ -177,10 +178,10 @@ def test_killed_while_an_instance_is_removed(site: Site, space: Space) -> None:
     space.delete("Pod", "p", wait=False)
     waiting.until(lambda: not states(site) or states(site) == [ledger.ClaimState.RELEASING], "the claim is given back")
     site.agent.kill()
-    waiting.until(lambda: site.agent.restarts() == before + 1, "kubelet has started the container again")
-    site.agent.wait_ready()
+    partitions.take(site.disk.machine)
+    site.agent.wait_restarted(before)
     space.gone("Pod", "p")
-    waiting.until(lambda: partitions.there(site.disk.machine) == (), "the instance is removed", timeout_s=60)
+    waiting.until(lambda: partitions.there(site.disk.machine) == (), "the instance is removed")
 
 
 def test_updated_while_pods_have_slices(site: Site, space: Space) -> None:
@@ -197,15 +198,15 @@ def test_updated_while_pods_have_slices(site: Site, space: Space) -> None:
 def test_the_policy_changes_while_a_slice_is_in_use(site: Site, space: Space) -> None:
     partitions.get(site, space, "p", partitions.request("1g.10gb", bus=BUS))
     configfile.change(site, sharing=[])
-    offered = waiting.until(lambda: _kept(site), "the other GPUs are not divided any more", timeout_s=60)
+    offered = waiting.until(lambda: _kept(site), "the other GPUs are not divided any more")
     assert {values.gpu_of(name) for name in offered} == {GPU}
-    assert any("sharing-waits" in line or "waits" in line for line in site.agent.logs().splitlines())
+    waiting.until(lambda: "waits" in site.agent.logs(), "it is said")
     space.delete("Pod", "p")
-    waiting.until(lambda: not parts(site), "no GPU is divided any more", timeout_s=60)
+    waiting.until(lambda: not parts(site), "no GPU is divided any more")
     given.get(site, space, "whole", whole(BUS))
     space.delete("Pod", "whole")
     configfile.change(site, sharing=DYNAMIC)
-    waiting.until(lambda: len(parts(site)) > 7 * len(site.disk.gpus()), "all GPUs are divided again", timeout_s=60)
+    waiting.until(lambda: len(parts(site)) > 7 * len(site.disk.gpus()), "all GPUs are divided again")
 
 
 def parts(site: Site) -> set[str]:

@@ -69,10 +69,7 @@ def test_sharers_take_turns(site: Site, space: Space) -> None:
 def test_it_is_put_back_by_the_next_agent(site: Site, space: Space) -> None:
     given.ask(space, "p", portions.request("30Gi", bus=BUS))
     portions.devices(site, space, "p")
-    before = site.agent.restarts()
-    site.agent.kill()
-    waiting.until(lambda: site.agent.restarts() == before + 1, "kubelet has started the container again")
-    site.agent.wait_ready()
+    site.agent.kill_and_wait()
     assert turn(site) == LONG
     space.delete("Pod", "p")
-    waiting.until(lambda: turn(site) == 0, "the turn is put back", timeout_s=90)
+    waiting.until(lambda: turn(site) == 0, "the turn is put back")
