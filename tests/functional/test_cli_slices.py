@@ -86,7 +86,7 @@ def test_an_api_server_takes_the_stream_as_it_is() -> None:
         ) as api,
     ):
         for body in bodies:
-            stored = api.create_slice(body, timeout_s=10)
+            stored = api.create_slice(body, timeout_s=30)
             assert stored["spec"] == body["spec"]
 
 

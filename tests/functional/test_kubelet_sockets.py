@@ -36,7 +36,7 @@ from tests.fakes import kubelet_side
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = "gpu.nearfield.dev"
 CLAIM = kubelet_side.claim(1)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_a_claim_waits_for_a_device_that_is_still_being_released_and_has_it_at_o
     thread.join(0.1)
     assert thread.is_alive()
     assert agent.unprepare(first) == values.Unprepared()
-    thread.join(20)
+    thread.join(40)
     assert isinstance(answers[0], values.Prepared)
     agent.stop()
 
@@ -212,7 +212,7 @@ def test_a_claim_waits_for_the_api_server(tmp_path: Path) -> None:
     assert thread.is_alive()
     agent.api.down(is_down=False)
     agent.executor.wake()
-    thread.join(20)
+    thread.join(40)
     assert isinstance(answers[0], values.Prepared)
     agent.stop()
 
@@ -232,7 +232,7 @@ def test_a_claim_waits_for_its_device_node_which_a_driver_makes_while_it_is_load
     assert thread.is_alive()
     node.touch()
     agent.executor.wake()
-    thread.join(20)
+    thread.join(40)
     assert isinstance(answers[0], values.Prepared)
     agent.stop()
 
@@ -266,7 +266,7 @@ def test_a_claim_waits_for_the_reading_of_its_gpu_and_asks_for_it(
     assert agent.index.looks
     agent.index.devices[NAMES[0]] = preparing.gpu(0)
     agent.executor.wake()
-    thread.join(20)
+    thread.join(40)
     assert isinstance(answers[0], values.Prepared)
     agent.stop()
 
@@ -295,7 +295,7 @@ def test_nobody_waits_for_a_call_that_is_over_or_in_an_agent_that_stops(tmp_path
     else:
         agent.stop_event.set()
     agent.executor.wake()
-    thread.join(20)
+    thread.join(40)
     assert isinstance(answers[0][claim.uid], values.Failed)
     agent.stop()
 
@@ -307,7 +307,7 @@ def test_a_prepare_whose_call_is_over_when_its_turn_comes_does_nothing(agent: Ag
         thread, answers = in_thread(lambda: agent.executor.prepare([claim], call))
         thread.join(0.05)
         call.cancelled = True
-    thread.join(20)
+    thread.join(40)
     assert isinstance(answers[0][claim.uid], values.Failed)
     assert agent.api.reads == 0
     assert agent.prepared_uids() == set()
@@ -323,8 +323,8 @@ def test_an_unprepare_waits_for_the_prepare_of_its_claim(tmp_path: Path) -> None
     assert unprepared == []
     agent.api.down(is_down=False)
     agent.executor.wake()
-    preparing_thread.join(20)
-    unpreparing_thread.join(20)
+    preparing_thread.join(40)
+    unpreparing_thread.join(40)
     assert isinstance(prepared[0], values.Prepared)
     assert unprepared == [values.Unprepared()]
     assert agent.prepared_uids() == set()
@@ -358,7 +358,7 @@ def test_eight_claims_at_once_in_one_call_and_in_eight(agent: Agent) -> None:
     assert agent.unprepare(*claims) == {claim.uid: values.Unprepared() for claim in claims}
     started = [in_thread(functools.partial(agent.prepare, claim)) for claim in claims]
     for thread, _ in started:
-        thread.join(20)
+        thread.join(40)
     assert all(isinstance(answer[0], values.Prepared) for _, answer in started)
     assert agent.prepared_uids() == {claim.uid for claim in claims}
 

@@ -19,7 +19,7 @@ from driver.standin import apiserver
 from tests.fakes.publishing import until
 
 CLAIM = values.ClaimRef(uid=values.ClaimUid("0a1b"), namespace="ml", name="c")
-T = 10.0
+T = 30.0
 
 
 class Joins:

@@ -211,14 +211,14 @@ def test_a_hang_of_the_look_changes_nothing(machine: Path, work: workers.Workers
 def test_a_hang_of_the_work_is_gone_on_from(
     machine: Path, work: workers.Workers, function: str, after: bool | None
 ) -> None:
-    work.start()
+    work.whole(GPU0, toggle=True, timeout_s=PATIENCE_S)  # its worker is there
     commits: list[int] = []
 
     def commit() -> None:
         commits.append(1)
         faults.apply(machine, [Fault(kind=Kind.NVML_HANG, function=function, after=after)])
 
-    refused = refusal(lambda: create(work, 0, 2, commit=commit, timeout_s=5.0))
+    refused = refusal(lambda: create(work, 0, 2, commit=commit, timeout_s=3.0))
     assert (refused.kind, refused.retryable, commits) == (Why.TIMEOUT, True, [1])
     assert "how far it came is not known" in str(refused)
     faults.apply(machine, [])
