@@ -28,8 +28,8 @@ from tests.e2e.kit.sites import Site
 from tests.e2e.kit.space import Space
 
 ABSENT = f"{values.DRIVER_NAME}/absent"
-SOON_S = 15.0
-"""Far below the minute after which the agent would look by itself."""
+SOON_S = 30.0
+"""Well below the minute after which the agent would look by itself."""
 
 HINT = hotplug.Event(action="change", devpath="/devices/pci0000:00/0000:00:00.0", subsystem="pci").message(0)
 """Is heeded, and a look finds nothing new."""
@@ -39,7 +39,7 @@ HINT = hotplug.Event(action="change", devpath="/devices/pci0000:00/0000:00:00.0"
 def _whole_again(site: Site) -> Iterator[None]:
     yield
     faults.apply(site.disk.machine, ())
-    waiting.until(lambda: len(site.agent.devices()) == len(site.disk.gpus()), "all GPUs published", timeout_s=90)
+    waiting.until(lambda: len(site.agent.devices()) == len(site.disk.gpus()), "all GPUs published")
 
 
 def change(site: Site, *items: Fault) -> None:
@@ -153,10 +153,10 @@ def test_nics_that_flap_and_move_write_nothing(site: Site) -> None:
 def test_the_kernel_can_be_heard_with_the_rights_of_the_mock_overlay(site: Site) -> None:
     """No capability, no privilege, the runtime's seccomp profile: more than the base has not."""
     pod = site.agent.pod()["metadata"]["name"]
-    hear = "import signal; signal.alarm(30); from discovery import uevents; print(uevents.kernel().hear())"
+    hear = "import signal; signal.alarm(90); from discovery import uevents; print(uevents.kernel().hear())"
     command = ("exec", "-n", agents.NAMESPACE, pod, "-c", agents.CONTAINER, "--", "/opt/nearfield/bin/python3", "-c")
     trigger = next(iter(sorted(Path("/sys/bus/pci/devices").glob("*/uevent"))))
     with futures.ThreadPoolExecutor(1) as pool:
         said = pool.submit(site.cluster.kubectl, *command, hear)
-        waiting.until(lambda: trigger.write_text("change") and said.done(), "the pod hears the kernel", timeout_s=40)
+        waiting.until(lambda: trigger.write_text("change") and said.done(), "the pod hears the kernel", timeout_s=180)
         assert said.result().strip() in {"heeded", "ignored"}

@@ -44,7 +44,7 @@ def _divided(site: Site, nothing_left: object) -> Iterator[None]:
     mig.admin_create(machine, gpu, "3g.40gb", 4)
     waiting.until(lambda: HALF in offered(site), "it is offered")
     yield
-    waiting.until(lambda: not site.disk.record(), "the claims are unprepared", timeout_s=60)
+    waiting.until(lambda: not site.disk.record(), "the claims are unprepared")
     for entry in partitions.there(machine):
         mig.admin_destroy(machine, gpu, entry.profile, entry.start)
     waiting.until(lambda: not offered(site), "nothing of it is offered")
@@ -91,7 +91,7 @@ def test_an_instance_that_vanishes_under_sharers(site: Site, space: Space) -> No
     for name in names:
         partitions.devices(site, space, name)
     mig.admin_destroy(machine, gpu, "3g.40gb", 4)
-    waiting.until(lambda: offered(site)[HALF].get("taints"), "it is tainted")
+    waiting.until(lambda: offered(site).get(HALF, {}).get("taints"), "it is tainted")
     given.ask(space, "next", portions.request("5Gi", 5, bus=BUS))
     space.pending("next", saying="cannot allocate all claims")
     space.delete("Pod", "p")

@@ -52,7 +52,7 @@ def site(sites: Sites) -> Iterator[Site]:
 def supervised(site: Site) -> None:
     """With the supervisor, and the GPUs shared."""
     supervisor.apply(site)
-    waiting.until(lambda: len(portions.offered(site)) == len(site.disk.gpus()), "the GPUs are shared", timeout_s=120)
+    waiting.until(lambda: len(portions.offered(site)) == len(site.disk.gpus()), "the GPUs are shared")
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_daemon_dies(site: Site, space: Space) -> None:
     ask(space, "q", "10Gi", 50)
     assert told(space, "q")["threads"] == 50
     waiting.until(lambda: len(daemons(site)[GPU]["shares"]) == 2, "the share of before is in place again")
-    waiting.until(lambda: len(answers(space, "p")) == 2, "its program has begun anew", timeout_s=60)
+    waiting.until(lambda: len(answers(space, "p")) > 1, "its program has begun anew")
     assert told(space, "p")["memory"] == 20 * GIB
 
 
@@ -166,15 +166,13 @@ def test_the_supervisor_is_replaced(site: Site, space: Space) -> None:
     told(space, "p")
     before = supervisor.pod(site)["metadata"]
     site.api.delete("Pod", before["name"], agents.NAMESPACE)
-    waiting.until(
-        lambda: supervisor.pod(site)["metadata"]["uid"] != before["uid"], "there is another one", timeout_s=120
-    )
+    waiting.until(lambda: supervisor.pod(site)["metadata"]["uid"] != before["uid"], "there is another one")
     supervisor.apply(site)
-    waiting.until(lambda: GPU in daemons(site), "the share is placed again", timeout_s=120)
+    waiting.until(lambda: GPU in daemons(site), "the share is placed again")
     ask(space, "q", "10Gi", 50)
     answer = told(space, "q")
     assert (answer["memory"], answer["threads"]) == (10 * GIB, 50)
-    waiting.until(lambda: len(answers(space, "p")) == 2, "the other program has begun anew", timeout_s=60)
+    waiting.until(lambda: len(answers(space, "p")) > 1, "the other program has begun anew")
     claim = space.claim_of("p", "gpu")["metadata"]["name"]
     site.api.wait_event("ResourceClaim", claim, namespace=space.name, text="Mps")
 
@@ -183,10 +181,7 @@ def test_the_agent_is_killed(site: Site, space: Space) -> None:
     """No program notices."""
     ask(space, "p", "20Gi", 25)
     told(space, "p")
-    restarts = site.agent.restarts()
-    site.agent.kill()
-    waiting.until(lambda: site.agent.restarts() == restarts + 1, "kubelet has started the container again")
-    site.agent.wait_ready()
+    site.agent.kill_and_wait()
     assert space.get("Pod", "p")["status"]["phase"] == "Running"
     ask(space, "q", "10Gi", 50)
     assert told(space, "q")["threads"] == 50
