@@ -96,11 +96,13 @@ class Enforcer:
 
     @contextlib.contextmanager
     def _state(self) -> Iterator[dict[str, Any]]:
-        with self.path.open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            state = json.loads(file.read() or "{}")
+        with Path(f"{self.path}.lock").open("w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            text = self.path.read_text(encoding="utf-8") if self.path.exists() else "{}"
+            state: dict[str, Any] = json.loads(text)
             yield state
-            file.seek(0)
-            file.truncate()
-            file.write(json.dumps(state))
+            # By a rename: what was set outlives whoever is killed in the middle.
+            if (after := json.dumps(state)) != text:
+                written = Path(f"{self.path}.new")
+                written.write_text(after, encoding="utf-8")
+                written.replace(self.path)

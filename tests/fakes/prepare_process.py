@@ -79,16 +79,16 @@ class PrepareProcess:
     def kill(self) -> None:
         """kill -9."""
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(60)
 
     def died(self) -> bool:
         """Whether it was killed by the signal of a crash point."""
-        return self._process.wait(30) == -9
+        return self._process.wait(60) == -9
 
     def close(self) -> None:
         """End it in order, or see that it is gone."""
         with contextlib.suppress(BrokenPipeError):
-            self._process.communicate(timeout=30)
+            self._process.communicate(timeout=60)
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
