@@ -22,7 +22,7 @@ from driver import values
 from driver.standin import apiserver_faults, kubelet_client
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 DRIVER = values.DRIVER_NAME
 
@@ -41,7 +41,7 @@ def test_an_agent_that_waits_for_the_sockets_of_another_ends_when_told_and_leave
     second = node.start()
     agents.until(lambda: "has epoch" in second.said(), "the second at the sockets")
     second.process.send_signal(signal.SIGTERM)
-    assert second.process.wait(30) == 0
+    assert second.process.wait(agents.WAIT_S) == 0
     assert "another running instance" not in second.said()
 
     claim = node.claim("c1", names[0])
@@ -60,7 +60,7 @@ def test_an_agent_whose_state_is_removed_starts_anew_with_all_claims(node: agent
     answer = kubelet.prepare(DRIVER, [claim])[claim.uid]
     assert isinstance(answer, values.Prepared)
     shutil.rmtree(node.directory / folder)
-    assert agent.process.wait(30) == 1
+    assert agent.process.wait(agents.WAIT_S) == 1
     assert f"state folder {node.state_dir} was removed" in agent.said()
     assert "Traceback" not in agent.said()
 
@@ -113,7 +113,7 @@ def test_a_malformed_file_in_sysfs_costs_its_own_gpu_only_and_is_named(node: age
     good = vendor.read_bytes()
     vendor.write_bytes(b"\xff0xzz\n")
     assert device["name"] not in {left["name"] for left in node.wait_for_devices(7)}
-    assert f"{address}/vendor" in agent.said()
+    agents.until(lambda: f"{address}/vendor" in agent.said(), "a line that names the file")
     vendor.write_bytes(good)
     assert device in node.wait_for_devices(8)
     assert agent.process.poll() is None
@@ -255,8 +255,8 @@ def test_a_prepare_that_waits_is_answered_before_the_end(node: agents.Node, wait
         lambda: "when the claims that wait are prepared" in waiting.agent.said(), "a word about what it waits for"
     )
     waiting.fault.remove()
-    assert isinstance(waiting.answer.result(20), values.Prepared)
-    assert waiting.agent.process.wait(20) == 0
+    assert isinstance(waiting.answer.result(agents.WAIT_S), values.Prepared)
+    assert waiting.agent.process.wait(agents.WAIT_S) == 0
     assert [path for path in node.kubelet_dir.rglob("*.sock*") if path.is_socket()] == []
 
 
@@ -273,8 +273,8 @@ def test_a_prepare_in_its_first_call_is_answered_before_the_end(node: agents.Nod
         agent.process.send_signal(signal.SIGTERM)
         agents.until(lambda: "when the claims that wait are prepared" in agent.said(), "a word about what it waits for")
         fault.remove()
-        assert isinstance(answer.result(20), values.Prepared)
-    assert agent.process.wait(20) == 0
+        assert isinstance(answer.result(agents.WAIT_S), values.Prepared)
+    assert agent.process.wait(agents.WAIT_S) == 0
 
 
 def test_a_second_signal_ends_it_though_a_prepare_waits(waiting: Waiting) -> None:
@@ -283,6 +283,6 @@ def test_a_second_signal_ends_it_though_a_prepare_waits(waiting: Waiting) -> Non
         lambda: "when the claims that wait are prepared" in waiting.agent.said(), "a word about what it waits for"
     )
     waiting.agent.process.send_signal(signal.SIGTERM)
-    assert waiting.agent.process.wait(20) == 0
-    refused = waiting.answer.exception(20) or waiting.answer.result()
+    assert waiting.agent.process.wait(agents.WAIT_S) == 0
+    refused = waiting.answer.exception(agents.WAIT_S) or waiting.answer.result()
     assert isinstance(refused, kubelet_client.KubeletError | values.Failed)

@@ -20,7 +20,7 @@ from discovery.mock.fault import Fault, Kind
 from tests.fakes import mockmachine
 from tests.fakes.mockmachine import GPU0, GPU1
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

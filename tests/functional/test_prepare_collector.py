@@ -57,7 +57,7 @@ def forget(agent: Agent, claim: values.ClaimRef) -> None:
     """Lose the row of a claim, as the end of a damaged log loses it."""
     entry = agent.record.get(claim.uid)
     assert entry is not None
-    agent.record.remove(entry, timeout_s=5)
+    agent.record.remove(entry, timeout_s=30)
 
 
 # Reconciling
@@ -383,7 +383,7 @@ def test_a_folder_that_cannot_be_used_is_said_once_and_looked_after_once_it_can(
     while not path_of(agent, claim).exists() or "looked after again" not in caplog.text:
         thread.join(0.01)
     agent.stop_event.set()
-    thread.join(20)
+    thread.join(40)
     agent.stop()
     assert caplog.text.count("What is prepared cannot be looked after") == 1
     assert not [record for record in caplog.records if record.exc_info]
@@ -410,7 +410,7 @@ def test_the_loop_lives_through_a_bad_round_and_ends_when_told(
         thread.join(0.01)
         assert thread.is_alive()
     agent.stop_event.set()
-    thread.join(20)
+    thread.join(40)
     assert not thread.is_alive()
     agent.stop()
     assert [record for record in caplog.records if record.exc_info]

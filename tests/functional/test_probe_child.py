@@ -24,7 +24,7 @@ from discovery.address import parse
 from discovery.mock import fault, faults, render, zoo
 
 GPU = parse("0000:01:00.0")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -601,7 +601,7 @@ def test_process(root: Path) -> None:
             "endpoint": str(plugin.service_socket),
             "services": list(SERVICES),
         }
-        assert ask({"id": 1, "op": "wait", "driver": DRIVER, "timeout_s": 20}) == {
+        assert ask({"id": 1, "op": "wait", "driver": DRIVER, "timeout_s": 60}) == {
             "id": 1,
             "ok": True,
             "result": [info],
