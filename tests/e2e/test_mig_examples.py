@@ -16,7 +16,7 @@ import pytest
 
 from driver import values
 from tests.e2e.kit import agent as agents
-from tests.e2e.kit import configfile, examples, given, make, partitions
+from tests.e2e.kit import configfile, examples, given, make, partitions, waiting
 from tests.e2e.kit.sites import Site, Sites
 from tests.e2e.kit.space import Space
 
@@ -122,8 +122,9 @@ def test_what_nearfield_devices_says(site: Site, space: Space) -> None:
     (entry,) = gpu["instances"]
     assert (entry["device"], entry["profile"], entry["origin"]) == (got, "2g.20gb", "ours")
     assert gpu["placeable"]["7g.80gb"] == 0
+    instances = {"profile": "2g.20gb", "origin": "ours"}
+    waiting.until(lambda: site.agent.metrics().one("nearfield_mig_instances", **instances) == 1, "it is counted")
     metrics = site.agent.metrics()
-    assert metrics.one("nearfield_mig_instances", profile="2g.20gb", origin="ours") == 1
     assert metrics.one("nearfield_mig_placeable", profile="7g.80gb") == 6
     assert metrics.one("nearfield_mig_stranded_slices") == 0
     assert space.devices("p") == (got,)
