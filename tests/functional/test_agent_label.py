@@ -19,7 +19,7 @@ from driver import values
 from driver.standin import apiserver_faults
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 KEY = "mock.nearfield.dev/machine"
 LABELLED = ("--mock-node-label", KEY)

@@ -18,7 +18,7 @@ import pytest
 from driver import values
 from tests.fakes import agents, claimconfigs
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 DRIVER = values.DRIVER_NAME
 SHARES = (

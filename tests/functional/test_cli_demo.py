@@ -24,7 +24,7 @@ from discovery.mock import recording
 ROOT = Path(__file__).parents[2]
 DEMO = (sys.executable, "-m", "driver.cli", "demo")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from driver.prepare import store
 from hack.judges import mig, mignode
 from tests.fakes import agents
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 RECORDED = Path(__file__).parent / "allocations.json"
 MACHINES: Mapping[str, list[dict[str, Any]]] = json.loads(RECORDED.read_text(encoding="utf-8"))["machines"]
