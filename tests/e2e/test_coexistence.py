@@ -24,7 +24,7 @@ RESOURCE = "nvidia.com/gpu"
 QUIET_S = 60.0
 """For so long nobody else may have been seen: a driver whose slices kubelet has wiped is back soon."""
 
-AGAIN_S = 90.0
+AGAIN_S = 240.0
 """Kubelet waits before it starts a container that has failed again."""
 
 
@@ -101,7 +101,7 @@ def test_beside_another_driver_nothing_is_published_and_people_are_told(site: Si
 
     pod = site.agent.pod()["metadata"]["uid"]
     advertise(site.api, site.node_name, None)
-    waiting.until(site.agent.devices, "published again", timeout_s=QUIET_S + 90)
+    waiting.until(site.agent.devices, "published again", timeout_s=QUIET_S + waiting.USUAL_S)
     space.running("waiting")
     assert site.agent.readyz() == (200, "ok\n")
     assert (site.agent.pod()["metadata"]["uid"], site.agent.restarts()) == (pod, restarts)
