@@ -62,7 +62,7 @@ def restored(site: Site) -> Iterator[None]:
     yield
     site.api.patch("Node", site.node_name, {"metadata": {"labels": {LABEL: None}}})
     site.agent.apply()
-    waiting.until(lambda: len(site.agent.devices()) == before, "the devices of before", timeout_s=60)
+    waiting.until(lambda: len(site.agent.devices()) == before, "the devices of before")
 
 
 def label(site: Site, machine: str) -> None:
@@ -169,7 +169,7 @@ def test_the_base_on_a_node_without_a_gpu(site: Site) -> None:
 @pytest.mark.usefixtures("restored")
 def test_labels_choose_the_machine_as_on_kind_and_a_wrong_one_stops_nothing(site: Site) -> None:
     site.agent.apply_objects(rendered(site, DEPLOY / "overlays/kind"))
-    waiting.until(lambda: not site.agent.pods(), "no agent on a node without a label", timeout_s=60)
+    waiting.until(lambda: not site.agent.pods(), "no agent on a node without a label")
 
     label(site, "gb200-tray")
     site.agent.wait_ready()
@@ -244,7 +244,7 @@ def test_a_machine_of_ones_own_below_another_kubelet_folder(site: Site, space: S
         assert not [body for body in objects if body["metadata"]["name"] == "nearfield-paths"]
         site.agent.apply_objects(objects)
         site.agent.wait_ready()
-        waiting.until(lambda: len(site.agent.devices()) == 2, "the two GPUs of the machine", timeout_s=60)
+        waiting.until(lambda: len(site.agent.devices()) == 2, "the two GPUs of the machine")
         assert "--kubelet-dir" not in site.agent.logs()
         assert "/var/lib/other/plugins/gpu.nearfield.dev" in site.agent.logs()
 
@@ -257,9 +257,13 @@ def test_a_machine_of_ones_own_below_another_kubelet_folder(site: Site, space: S
 
 
 @pytest.mark.usefixtures("restored")
-def test_what_stays_on_a_node_after_uninstalling(site: Site) -> None:
+def test_what_stays_on_a_node_after_uninstalling(site: Site, space: Space) -> None:
+    """And after a claim, which brings the folder of metadata files."""
+    space.create(make.template("one"), make.pod("p", claims={"gpu": "template:one"}))
+    space.running("p")
+    space.delete("Pod", "p")
     site.cluster.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(site.agent.manifests()))
-    waiting.until(lambda: not site.agent.slices(), "kubelet has removed the slices", timeout_s=90)
+    waiting.until(lambda: not site.agent.slices(), "kubelet has removed the slices")
     assert site.api.find("Namespace", agents.NAMESPACE) is None
     assert site.disk.sockets() == frozenset()
     assert sorted(path.name for path in site.disk.plugin_dir.iterdir()) == ["dra-device-metadata", "state"]
