@@ -15,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-from discovery.mock import mpscontrol
+from discovery.mock import mpswire
 
 
 def main() -> int:
@@ -24,13 +24,13 @@ def main() -> int:
     environment = {name: text for name, text in os.environ.items() if name.startswith("CUDA_MPS_")}
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(str(folder / mpscontrol.SOCKET))
+            connection.connect(str(folder / mpswire.SOCKET))
         except OSError as error:
             sys.stderr.write(f"No MPS at {folder}: {error}\n")
             return 1
         connection.sendall(json.dumps({"client": "mpsclient", "environment": environment}).encode() + b"\n")
         stream = connection.makefile("rb")
-        line = stream.readline(mpscontrol.LINE_MAX)
+        line = stream.readline(mpswire.LINE_MAX)
         sys.stdout.write(line.decode() or "{}\n")
         sys.stdout.flush()
         if b'"error"' in line or not line:

@@ -17,15 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from discovery.mock import mpswire
+
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 SETTING = "mps.json"
 FAULTS = "mps-faults"
 V3_SINCE = 615
 LINGER_S = 20.0
-
-SOCKET = "control"
-LINE_MAX = 1 << 16
 
 _PIPES = "/tmp/nvidia-mps"  # noqa: S108 - the default that the documents give
 _LOG = "/var/log/nvidia-mps"
@@ -128,7 +127,7 @@ def _tell(given: Sequence[str]) -> int:
         request = {"arguments": list(given)}
     else:
         request = {"lines": [line.strip() for line in sys.stdin if line.strip()]}
-    path = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _PIPES)) / SOCKET
+    path = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _PIPES)) / mpswire.SOCKET
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
-from discovery.mock import mpslegacy, mpsrules
-from discovery.mock.mpscontrol import LINE_MAX, SOCKET
+from discovery.mock import mpslegacy, mpsrules, mpswire
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -82,9 +81,9 @@ class Daemon:
             self._note("Multi-user mode needs superuser")
             return 1
         try:
-            self._listen(SOCKET)
+            self._listen(mpswire.SOCKET)
         except OSError as error:
-            self._note(f"Failed to listen on {self._setting.pipes / SOCKET}: {error}")
+            self._note(f"Failed to listen on {self._setting.pipes / mpswire.SOCKET}: {error}")
             return 1
         (self._setting.pipes / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
         self._note("Start")
@@ -118,10 +117,10 @@ class Daemon:
             pid, uid, _ = _CREDENTIALS.unpack(
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
-            request = json.loads(connection.makefile("rb").readline(LINE_MAX))
+            request = json.loads(connection.makefile("rb").readline(mpswire.LINE_MAX))
             if "client" in request:
                 self._client(place, connection, pid, uid, request)
-            elif place == SOCKET:
+            elif place == mpswire.SOCKET:
                 answer = self._command(uid, request)
                 connection.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -219,7 +218,7 @@ class Daemon:
             (self._setting.pipes / place).unlink(missing_ok=True)
 
     def _start_server(self, server: mpsrules.Server) -> int:
-        for place in (f"{server.name}/{SOCKET}", f"{server.name}/{mpsrules.DEFAULT}/{SOCKET}"):
+        for place in (f"{server.name}/{mpswire.SOCKET}", f"{server.name}/{mpsrules.DEFAULT}/{mpswire.SOCKET}"):
             self._listen(place)
         log = self._setting.log / server.name if self._setting.protocol == 3 else self._setting.log
         log.mkdir(parents=True, exist_ok=True)
@@ -260,16 +259,16 @@ class Daemon:
                 self._terminate(client.pid)
             for namespace in server.namespaces:
                 self._close_namespace(name, namespace)
-            self._close(f"{name}/{SOCKET}")
+            self._close(f"{name}/{mpswire.SOCKET}")
 
     def _open_namespace(self, server: str, name: str) -> None:
         try:
-            self._listen(f"{server}/{name}/{SOCKET}")
+            self._listen(f"{server}/{name}/{mpswire.SOCKET}")
         except OSError as error:
             raise mpsrules.RefusedError(f"Namespace '{name}': {error}") from error
 
     def _close_namespace(self, server: str, name: str) -> None:
-        self._close(f"{server}/{name}/{SOCKET}")
+        self._close(f"{server}/{name}/{mpswire.SOCKET}")
         if self._setting.protocol == 3 and not self._quitting:
             shutil.rmtree(self._setting.pipes / server / name, ignore_errors=True)
 
