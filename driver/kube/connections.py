@@ -116,12 +116,11 @@ def _host_header(opened: access.Access) -> str:
     return name if place.port in {None, 443 if place.scheme == "https" else 80} else f"{name}:{place.port}"
 
 
-def shut(connection: http.client.HTTPConnection) -> None:
+def shut(sock: socket.socket) -> None:
     """End a connection that another thread reads from: its read returns at once."""
     # SSLSocket.shutdown takes the TLS state away under the reader's feet; the plain socket's does not.
-    if (sock := connection.sock) is not None:
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class Connections:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any, Self
@@ -28,11 +29,15 @@ class Open:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
+        self._closed = False
 
     def add(self, watch: Watch) -> None:
-        """It runs."""
+        """It runs; one that begins after all were ended is ended, too."""
         with self._lock:
             self._watches.add(watch)
+            closed = self._closed
+        if closed:
+            watch.close()
 
     def discard(self, watch: Watch) -> None:
         """It has ended."""
@@ -40,15 +45,17 @@ class Open:
             self._watches.discard(watch)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, for good."""
         with self._lock:
+            self._closed = True
             watches = list(self._watches)
         for watch in watches:
             watch.close()
 
 
 class Watch:
-    """An iterator of events, for one thread. It ends when the server ends it in good order, or after `close`.
+    """An iterator of events, for one thread. It ends when the server ends it in good order, or after `close`, which whoever does not
+    iterate to the end has to call.
 
     Raises ApiError otherwise, GONE when the resource version is too old.
     """
@@ -58,13 +65,17 @@ class Watch:
         connection: http.client.HTTPConnection,
         response: http.client.HTTPResponse,
         *,
+        sock: socket.socket,
         registry: Open,
         fail: Callable[[connections.Answer | Exception], errors.ApiError],
     ) -> None:
         self._connection = connection
         self._response = response
+        self._sock = sock
         self._registry = registry
         self._fail = fail
+        self._lock = threading.Lock()
+        self._reading = False
         self._closing = threading.Event()
         self._received = b""
         registry.add(self)
@@ -73,19 +84,27 @@ class Watch:
         return self
 
     def __next__(self) -> Event:
+        with self._lock:
+            if self._closing.is_set():
+                raise StopIteration
+            self._reading = True
+        event: Event | connections.Answer | None = None
         try:
             event = self._next()
         except (OSError, http.client.HTTPException, connections.TooLargeError, ValueError, RecursionError) as error:
-            self._end()
             if self._closing.is_set():
                 raise StopIteration from None
             raise self._fail(error) from error
+        finally:
+            with self._lock:
+                self._reading = False
+                ended = self._closing.is_set() or not isinstance(event, tuple)
+            if ended:
+                self._end()
         match event:
             case None:
-                self._end()
                 raise StopIteration
             case connections.Answer():
-                self._end()
                 raise self._fail(event)
             case _:
                 return event
@@ -119,9 +138,14 @@ class Watch:
         return line
 
     def close(self) -> None:
-        """End it, from any thread; whoever iterates is let go at once."""
-        self._closing.set()
-        connections.shut(self._connection)
+        """End it, from any thread; whoever iterates is let go at once, and closes the connection."""
+        with self._lock:
+            self._closing.set()
+            reading = self._reading
+            if reading:
+                connections.shut(self._sock)
+        if not reading:
+            self._end()
 
     def _end(self) -> None:
         self._registry.discard(self)
@@ -140,6 +164,7 @@ def begin(
 ) -> Watch:
     """Start a watch. Raises OSError, http.client.HTTPException or RefusedError."""
     connection = connections.open_connection(opened.access, timeout_s=silence_s)
+    sock = connection.sock  # the connection forgets it where the server says that it closes it
     try:
         connection.request("GET", connections.prefix_of(opened.access) + path, headers=headers)
         response = connection.getresponse()
@@ -150,4 +175,4 @@ def begin(
     if refusal is not None:
         connection.close()
         raise connections.RefusedError(connections.Answer(response.status, refusal))
-    return Watch(connection, response, registry=registry, fail=fail)
+    return Watch(connection, response, sock=sock, registry=registry, fail=fail)

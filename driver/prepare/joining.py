@@ -9,6 +9,7 @@ much as the share has, so together they may exceed it, which is said on pod and 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -192,11 +193,12 @@ class Joining:
                 watch = self._api.watch_claim(watched.claim.namespace, watched.claim.name, timeout_s=WATCH_S)
                 if not watched.begun(watch):
                     return
-                for kind, body in watch:
-                    failures = 0
-                    self._trouble.passed()
-                    if kind in ("ADDED", "MODIFIED"):
-                        self._heard(watched, body)
+                with contextlib.closing(watch):
+                    for kind, body in watch:
+                        failures = 0
+                        self._trouble.passed()
+                        if kind in ("ADDED", "MODIFIED"):
+                            self._heard(watched, body)
             except (ApiError, RecordError) as error:
                 if watched.over.is_set():
                     return

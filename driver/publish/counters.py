@@ -37,14 +37,14 @@ def memory_slice(number: int) -> str:
     return f"memory-slice-{number}"
 
 
-def place(placement: mig.MigPlacement) -> dict[str, int]:
-    """The memory slices of a placement."""
-    return {memory_slice(number): 1 for number in placement.slices}
+def place(placement: mig.MigPlacement, whole: Counters) -> dict[str, int]:
+    """The memory slices of a placement that `whole` has: no part takes another one."""
+    return {name: 1 for number in placement.slices if (name := memory_slice(number)) in whole}
 
 
 def taken(profile: mig.MigProfile, placement: mig.MigPlacement, whole: Counters) -> dict[str, int]:
     """What an instance takes of the counters of `whole`, which come from `totals`."""
-    found = place(placement)
+    found = place(placement, whole)
     found |= {field.replace("_", "-"): getattr(profile, field) for field in _SUMMED}
     found |= {_guard(profile): 1}
     return {name: amount for name, amount in found.items() if amount > 0 and name in whole}

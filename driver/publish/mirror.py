@@ -11,6 +11,7 @@ numbers since Kubernetes 1.35, KEP-5504) and UID (never used twice):
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -165,11 +166,12 @@ class Mirror:
             if self._stopping.is_set():
                 watch.close()
             began = time.monotonic()
-            for kind, body in watch:
-                backoff.passed()
-                version = str(_metadata(body).get("resourceVersion") or version)
-                if kind != "BOOKMARK" and self._hear(kind, body):
-                    self._changed()
+            with contextlib.closing(watch):
+                for kind, body in watch:
+                    backoff.passed()
+                    version = str(_metadata(body).get("resourceVersion") or version)
+                    if kind != "BOOKMARK" and self._hear(kind, body):
+                        self._changed()
             if time.monotonic() - began < 1:
                 # Something between us and the server ends every watch at once.
                 self._stopping.wait(backoff.failed())

@@ -133,7 +133,7 @@ def _foreign(
             continue
         known = profile is not None
         taken.append(
-            counters.taken(profile, instance.placement, full) if profile else counters.place(instance.placement)
+            counters.taken(profile, instance.placement, full) if profile else counters.place(instance.placement, full)
         )
         findings.append(
             _finding(

@@ -587,6 +587,45 @@ def test_a_watch_ends_at_once_when_the_client_closes(tls: apiserver.Tls | None) 
         assert seen == []
 
 
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_watch_that_nobody_reads_any_more_is_closed(server: apiserver.ApiServer) -> None:
+    before = _open_files()
+    with reaching(server.url, token=server.token) as kube:
+        created = kube.create_slice(a_slice(), timeout_s=T)
+        read = kube.watch_slices(node_name="n1", resource_version="0", timeout_s=60)
+        assert next(read) == ("ADDED", created)
+        read.close()
+        assert list(read) == []
+        left = [kube.watch_slices(node_name="n1", resource_version="0", timeout_s=60) for _ in range(2)]
+        assert next(left[0]) == ("ADDED", created)
+        kube.close()
+        assert [list(one) for one in left] == [[], []]
+        late = kube.watch_slices(node_name="n1", resource_version="0", timeout_s=60)
+        assert list(late) == []
+    until(lambda: _open_files() == before)
+
+
+def test_a_watch_whose_server_says_that_it_closes_the_connection_ends_at_once_as_well() -> None:
+    answered = threading.Event()
+
+    def script(connection: socket.socket, _number: int) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        answered.set()
+        connection.recv(1)
+
+    with raw_server.playing(script) as url, reaching(url) as kube:
+        events = kube.watch_slices(node_name="n1", resource_version="1", timeout_s=60)
+        iterating = threading.Thread(target=lambda: list(events))
+        iterating.start()
+        assert answered.wait(T)
+        kube.close()
+        iterating.join(timeout=T)
+        assert not iterating.is_alive()
+
+
 @pytest.mark.parametrize("line", [b"nope\n", b"[]\n", b'{"type":1}\n', b"[" * 100_000 + b"\n"])
 def test_a_watch_that_sends_no_events_ends_with_an_error(line: bytes) -> None:
     def script(connection: socket.socket, _number: int) -> None:

@@ -30,6 +30,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.events: queue.Queue[Any] = queue.Queue()
+        self.closed = False
 
     def __iter__(self) -> Iterator[tuple[str, Body]]:
         while (event := self.events.get()) is not END:
@@ -38,6 +39,7 @@ class Watch:
             yield event
 
     def close(self) -> None:
+        self.closed = True
         self.events.put(END)
 
 
@@ -106,6 +108,14 @@ def mirrored() -> Iterator[Mirrored]:
     running = Mirrored()
     yield running
     running.mirror.stop()
+
+
+def test_a_watch_that_is_given_up_is_closed(mirrored: Mirrored) -> None:
+    mirrored.start()
+    mirrored.api.watches[0].events.put(("ADDED", "no object"))
+    publishing.until(lambda: len(mirrored.api.watches) == 2)
+    assert [watch.closed for watch in mirrored.api.watches] == [True, False]
+    assert mirrored.api.lists == 2
 
 
 def test_before_the_first_list_nothing_is_known(mirrored: Mirrored) -> None:

@@ -338,6 +338,15 @@ def test_sixteen_gpus_publish_within_every_limit() -> None:
     assert max(len(str(body)) for body in bodies) < 150_000
 
 
+def test_an_instance_beyond_the_places_that_are_known_adds_no_counters() -> None:
+    offered = offer(gpu(0x1B, mig_mode=ON, mig_instances=(instance(5, 28, 99, size=40),)))
+    assert limits.violations(slices.build_slices(offered.devices, place=PLACE)) == ()
+    assert len(offered.devices) == 25
+    for device in offered.devices:
+        assert device.consumes is not None
+        assert device.consumes.totals == counters.totals(migtables.H100)
+
+
 NONSENSE = st.builds(
     mig.MigProfile,
     id=st.integers(0, 4),
