@@ -105,34 +105,36 @@ class V3:
         _until_ready(self._status, stop, timeout_s=timeout_s)
 
     def place(self, share: Share) -> None:
-        """Have the namespace of a share with both its limits: it inherits none from the server."""
+        """Have the namespace of a share with both its limits: it inherits none from the server, and it is created without any. Its
+        folder may be in a container since a former life, so who connected before the limits were there is ended, and a namespace
+        that does not take them is none.
+        """
         name = share.namespace
         there = self._namespaces()
+        if name in there and self._is_as_wanted(share):
+            self._open(share)
+            return
+        known = name in there or self._folder(name).exists()
         if name in there and not self._can_become(share):
             self._delete(name)
             there = {}
         if name not in there:
             self._create(name)
-        self._do("namespace", "set", name, f"--server={SERVER}", *_limits(share), of=share)
-        if share.memory is not None:
-            told = self._get(name, "pinned-memory-limit")
-            _same(share, "memory", told, _size(told), _whole_mebibytes(share.memory))
-        if share.compute is not None:
-            told = self._get(name, "active-thread-percentage")
-            _same(share, "compute", told, _percent(told), float(share.compute))
-        told = self._get(name, "client-priority")
-        _same(share, "priority", told, _PRIORITIES.get(told.casefold()), int(share.below_normal))
-        self._open(share, self._get(name, "pipe-directory"))
+        try:
+            self._do("namespace", "set", name, f"--server={SERVER}", *_limits(share), of=share)
+            self._compare(share)
+            if known:
+                self._end_clients(name)
+            self._open(share)
+        except ShareError:
+            self._delete(name)
+            raise
 
     def remove(self, share: Share) -> None:
         """End the clients of a share, and delete its namespace."""
         if share.namespace not in self._namespaces():
             return
-        for pid in self._clients():
-            told = asked(self._ask, "client", "get", pid, "maws-ns")
-            if told.status == 0 and told.out.strip() == share.namespace:
-                # One that ended by itself meanwhile is as good as terminated.
-                asked(self._ask, "client", "terminate", pid)
+        self._end_clients(share.namespace)
         self._delete(share.namespace)
 
     def check(self, shares: Iterable[Share]) -> int | None:
@@ -176,6 +178,33 @@ class V3:
         rows = _rows(self._do("client", "list", f"--server={SERVER}", "--format=csv,noheader").out)
         return tuple(dict.fromkeys(row[0] for row in rows if _PID.fullmatch(row[0])))
 
+    def _end_clients(self, name: str) -> None:
+        for pid in self._clients():
+            told = asked(self._ask, "client", "get", pid, "maws-ns")
+            if told.status == 0 and told.out.strip() == name:
+                # One that ended by itself meanwhile is as good as terminated.
+                asked(self._ask, "client", "terminate", pid)
+
+    def _is_as_wanted(self, share: Share) -> bool:
+        """Whether a namespace that is there has the limits of a share, and no others."""
+        try:
+            self._compare(share)
+        except ShareError:
+            return False
+        return self._can_become(share)
+
+    def _compare(self, share: Share) -> None:
+        """Raises ShareError where the namespace of a share does not have its limits."""
+        name = share.namespace
+        if share.memory is not None:
+            told = self._get(name, "pinned-memory-limit")
+            _same(share, "memory", told, _size(told), _whole_mebibytes(share.memory))
+        if share.compute is not None:
+            told = self._get(name, "active-thread-percentage")
+            _same(share, "compute", told, _percent(told), float(share.compute))
+        told = self._get(name, "client-priority")
+        _same(share, "priority", told, _PRIORITIES.get(told.casefold()), int(share.below_normal))
+
     def _can_become(self, share: Share) -> bool:
         """Whether `set` makes a namespace that is there what a share wants: it can change a limit, but not take one away."""
         for wanted, name, read in (
@@ -192,7 +221,7 @@ class V3:
             return
         # The folder of a former life is kept for those who have it mounted; a daemon that does not take it gets it empty.
         with contextlib.suppress(OSError):
-            (self._pipes / SERVER / name).rmdir()
+            self._folder(name).rmdir()
         self._do("namespace", "create", name, f"--server={SERVER}")
 
     def _delete(self, name: str) -> None:
@@ -201,9 +230,13 @@ class V3:
     def _get(self, name: str, field: str) -> str:
         return self._do("namespace", "get", name, SERVER, field).out.strip()
 
-    def _open(self, share: Share, told: str) -> None:
+    def _folder(self, name: str) -> Path:
+        return self._pipes / SERVER / name
+
+    def _open(self, share: Share) -> None:
         """See that the socket of a namespace lies where its container will look, and that every user may use it."""
-        folder = self._pipes / SERVER / share.namespace
+        told = self._get(share.namespace, "pipe-directory")
+        folder = self._folder(share.namespace)
         if Path(told) != folder:
             raise ShareError(f"the folder of share {share.share_id} is {told}, and not {folder}")
         try:

@@ -16,11 +16,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from driver.errors import MpsError
-from driver.mps import keeper, shares, shm, supervisor, values
+from driver.mps import control, keeper, running, shares, shm, supervisor, values
 from driver.prepare import rootfs
 from tests.fakes import mps
 from tests.fakes.publishing import until
@@ -167,6 +168,50 @@ def test_limits_that_are_not_kept_are_an_error_and_no_share() -> None:
         node.faults.unlink()
         wait_for(node, "gpu-0", values.DaemonState.RUNNING)
         assert node.use(mps.share(2))[1]["threads"] == 25.0
+
+
+def test_who_connects_before_the_limits_are_in_place_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has the folder of its namespace from before the daemon died."""
+    early: list[tuple[subprocess.Popen[str], dict[str, object]]] = []
+    asked = control.asked
+
+    def hurried(ask: control.Ask, *arguments: str, **options: Any) -> running.Result:
+        if arguments[:3] == ("namespace", "set", mps.share(1).namespace):
+            early.append(node.use(mps.share(1)))
+        return asked(ask, *arguments, **options)
+
+    with mps.node() as node:
+        place(node, mps.share(1))
+        monkeypatch.setattr(control, "asked", hurried)
+        os.kill(node.pid(), signal.SIGKILL)
+        wait_for(node, "gpu-0", values.DaemonState.RUNNING, restarts=1)
+        ((client, told),) = early
+        assert told["memory"] is None
+        assert client.wait(mps.PATIENCE_S) == 3
+        assert node.use(mps.share(1))[1]["memory"] == 20 * mps.GIB
+
+
+def test_a_share_whose_limits_are_not_kept_after_a_restart_lets_nobody_in() -> None:
+    with mps.node() as node:
+        place(node, mps.share(1))
+        node.faults.write_text("refuses")
+        os.kill(node.pid(), signal.SIGKILL)
+        wait_for(node, "gpu-0", values.DaemonState.WAITING)
+        until(lambda: node.control("namespace", "list", "--format=csv,noheader").stdout.count("\n") == 1)
+        assert node.use(mps.share(1))[1] == {}
+
+
+def test_limits_that_are_changed_are_set_again_and_the_programs_of_others_stay() -> None:
+    with mps.node() as node:
+        place(node, mps.share(1), mps.share(2))
+        (first, _), (second, _) = node.use(mps.share(1)), node.use(mps.share(2))
+        name = mps.share(1).namespace
+        node.control("namespace", "set", name, f"--server={shares.SERVER}", "--pinned-memory-limit=70G")
+        assert first.wait(mps.PATIENCE_S) == 3
+        told = node.control("namespace", "get", name, shares.SERVER, "pinned-memory-limit").stdout.strip()
+        assert told == "20G"
+        place(node, mps.share(1), mps.share(2))
+        assert second.poll() is None
 
 
 def test_a_gpu_that_is_not_there_is_no_share_although_its_server_was_accepted() -> None:
