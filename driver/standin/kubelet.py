@@ -5,7 +5,7 @@ What kubelet decides by itself it decides here too: which plugin to call, which 
 which words, when the slices of a driver are wiped (pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). What it does because
 of a pod (prepare, unprepare, again after a failure) is a method, so that a test says when.
 
-`python -m driver.standin.kubelet` runs it as a process of its own; `kubelet_commands` has the lines that drive it.
+`kubelet_commands` runs it as a process of its own.
 """
 
 from __future__ import annotations
@@ -357,9 +357,3 @@ def _close(plugin: _Plugin) -> None:
         plugin.listener.stop()
     plugin.connection.close()
     plugin.channel.close()
-
-
-if __name__ == "__main__":
-    from driver.standin import kubelet_commands
-
-    kubelet_commands.main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in kubelet as a process: one JSON object a line on stdin, its answer under the same `id` on stdout.
+"""The stand-in kubelet as a process, `python -m driver.standin.kubelet_commands`: one JSON object a line on stdin, its answer under the same `id` on stdout.
 
     {"id": 1, "op": "wait", "driver": "gpu.nearfield.dev", "instances": 1, "timeout_s": 20}
     {"id": 2, "op": "prepare", "driver": "gpu.nearfield.dev", "claims": [{"namespace": "n", "name": "c", "uid": "u"}]}
@@ -145,7 +145,9 @@ def _plain(value: object) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m driver.standin.kubelet", description="A stand-in for kubelet.")
+    parser = argparse.ArgumentParser(
+        prog="python -m driver.standin.kubelet_commands", description="A stand-in for kubelet."
+    )
     parser.add_argument("--kubelet-dir", type=Path, required=True, help="where plugins_registry lies, or will")
     parser.add_argument("--api-server", help="http://host:port of an API server whose slices it wipes")
     parser.add_argument("--token", default="", help="bearer token for the API server")
@@ -167,3 +169,7 @@ def main() -> None:
         options.kubelet_dir, wipe_slices=wiper, wipe_delay_s=options.wipe_delay_s, pods=pods
     ) as standin:
         Commands(standin, source=sys.stdin, target=sys.stdout).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -70,7 +70,7 @@ class KubeletProcess:
         self._process = stack.enter_context(
             run_process(
                 [
-                    *(sys.executable, "-m", "driver.standin.kubelet"),
+                    *(sys.executable, "-m", "driver.standin.kubelet_commands"),
                     *("--kubelet-dir", str(kubelet_dir)),
                     *("--api-server", api.url),
                     f"--token={api.token}",  # it may begin with a dash

@@ -7,12 +7,13 @@ Aspects: before and after the pod's cgroup is there; pods that leave again; serv
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from driver import values
+from driver.errors import RecordError
 from driver.kube import access, client
 from driver.prepare import joining
 from driver.standin import apiserver
@@ -155,6 +156,41 @@ def test_a_claim_that_is_not_followed_any_more_is_not_watched(node: Node) -> Non
     node.joining.follow({CLAIM.uid: CLAIM})
     until(lambda: node.joins.joined == ["third"])
     assert node.joining.problem is None
+
+
+class Recorded:
+    """A real watch, and whether it was closed."""
+
+    def __init__(self, watch: joining.Watch) -> None:
+        self.watch = watch
+        self.closed = False
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        return iter(self.watch)
+
+    def close(self) -> None:
+        self.closed = True
+        self.watch.close()
+
+
+def test_a_watch_that_is_given_up_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches: list[Recorded] = []
+    watch_claim = node.kube.watch_claim
+
+    def watched(namespace: str, name: str, *, timeout_s: float) -> joining.Watch:
+        watches.append(Recorded(watch_claim(namespace, name, timeout_s=timeout_s)))
+        return watches[-1]
+
+    def has(*_: object) -> bool:
+        if len(watches) == 1:
+            raise RecordError("the row cannot be read")
+        return True
+
+    monkeypatch.setattr(node.kube, "watch_claim", watched)
+    monkeypatch.setattr(node.joins, "has", has)
+    node.follow()
+    until(lambda: len(watches) == 2 and node.joining.problem is None)
+    assert [watch.closed for watch in watches] == [True, False]
 
 
 def test_a_server_that_is_away_is_a_problem_until_it_is_back(node: Node) -> None:

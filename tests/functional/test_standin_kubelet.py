@@ -564,7 +564,7 @@ def test_slices_of_a_driver_that_comes_back_in_time_stay(root: Path) -> None:
 
 @contextmanager
 def process(root: Path, *options: str) -> Iterator[Callable[[Mapping[str, Any] | str], Any]]:
-    command = [sys.executable, "-m", "driver.standin.kubelet", "--kubelet-dir", str(root), *options]
+    command = [sys.executable, "-m", "driver.standin.kubelet_commands", "--kubelet-dir", str(root), *options]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         source, target = child.stdin, child.stdout
         assert source is not None
