@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from discovery import codec, dividing, errors, limiting, limits, mig, nvml, options, serving, sysfs, turns, work
 from discovery.address import PciAddress, parse
@@ -103,7 +103,7 @@ def tools(source: options.Source) -> tuple[dividing.Divider, limiting.Limiter]:
     return divider, limiting.Limiter(root=source.cgroup_root, session=session)
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve until the parent is gone, or until only a new process can go on."""
     requests = serving.Requests(grace_s=0.0)
     arguments = json.loads(sys.argv[1])
@@ -116,8 +116,8 @@ def main() -> int:
             requests.answer(hands.serve(request))
     except BrokenPipeError:
         pass  # the parent went away while we worked
-    return 0
+    requests.leave()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

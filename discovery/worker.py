@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from discovery import codec, errors, options, overlay, probe, serving, sysfs
 
@@ -31,7 +31,7 @@ VERBS: Mapping[str, Callable[[probe.Machine], Any]] = {
 }
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve until the parent is gone, or until only a new process can go on."""
     requests = serving.Requests(grace_s=_GRACE_S)
     source, settings = _arguments(*sys.argv[1:3])
@@ -50,7 +50,7 @@ def main() -> int:
     finally:
         if machine is not None:
             machine.close()
-    return 0
+    requests.leave()
 
 
 def _machine(source: options.Source, settings: options.ProbeOptions) -> probe.Machine:
@@ -92,4 +92,4 @@ def _arguments(text: str, descriptor: str | None = None) -> tuple[options.Source
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

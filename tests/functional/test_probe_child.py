@@ -22,6 +22,7 @@ import pytest
 from discovery import check, child, codec, errors, frames, model
 from discovery.address import parse
 from discovery.mock import fault, faults, render, zoo
+from tests.fakes import processes
 
 GPU = parse("0000:01:00.0")
 PATIENCE_S = 60.0
@@ -56,16 +57,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def workers(arguments: str) -> list[int]:
     """The worker processes that were started with `arguments`, zombies left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"discovery.worker" in command and arguments.encode() in command:
-                found.append(int(entry.name))
-    return found
+    return processes.running("discovery.worker", arguments)
 
 
 def failure(call: Callable[[], object]) -> errors.ProbeError:

@@ -31,6 +31,7 @@ from discovery.mock import mig as admin
 from discovery.mock.fault import Fault, Kind
 from discovery.work import Kind as Why
 from tests.fakes import mockmachine
+from tests.fakes import processes as running
 from tests.fakes.mockmachine import GPU0, GPU1
 
 PATIENCE_S = 50.0
@@ -101,16 +102,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def processes(machine: Path) -> list[int]:
     """The workers of a machine, zombies left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"discovery.hands" in command and str(machine).encode() in command:
-                found.append(int(entry.name))
-    return found
+    return running.running("discovery.hands", str(machine))
 
 
 def awaited(machine: Path) -> bool:
