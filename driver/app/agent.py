@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from discovery import child, sysfs
 from discovery.errors import SourceError
-from driver import changes, config, inventory
+from driver import bell, changes, config, inventory
 from driver.app import following, hardware, late, machine, parts, reports, room
 from driver.errors import ConfigError, DriverError
 from driver.kube import events
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 _ANSWERED_S = 0.5
 """How long an answer may take to reach kubelet, which drops it if the sockets are gone before."""
 
+_LOOK_S = 0.02
+
 
 class Agent:
     """One agent. `run` once; `stop` from a signal handler or another thread."""
@@ -46,16 +49,16 @@ class Agent:
         prober: child.ProbeChild,
         *,
         load: Callable[[Path], config.AgentConfig],
-        ending: Callable[[], None] = lambda: None,
+        ending: Callable[[Exception | None], None] = lambda _: None,
     ) -> None:
         """`prober` looks at the machine of the settings; it is closed at the end. `load` reads a configuration file. `ending` is
-        called when the end begins.
+        called when the end begins, with the error that is the reason.
         """
         self._settings = settings
         self._config = agent_config
         self._prober = prober
         self._ending = ending
-        self._told = threading.Event()
+        self.ended = bell.Bell()
         """Somebody wants the end; calls under way may finish first."""
         self._stop = threading.Event()
         """It ends now."""
@@ -77,7 +80,7 @@ class Agent:
         self._patience_s = patience_s if self._answers is not None and self._answers.preparing() else 0.0
         if not self._patience_s:
             self._end()
-        self._told.set()
+        self.ended.ring()
         return self._patience_s
 
     def reload(self) -> None:
@@ -90,23 +93,26 @@ class Agent:
         if self._answers is not None:
             self._answers.wake()
 
-    def run(self) -> int:
-        """Serve until stopped; the exit status. Raises ConfigError or DriverError where it cannot go on."""
+    def run(self) -> None:
+        """Serve until stopped. Raises ConfigError or DriverError where it cannot begin; `ending` has what ended it later."""
         with contextlib.ExitStack() as stack:
             self._build(stack)
-            self._told.wait()
+            self.ended.wait()
             if self._answers is not None and not self._stop.is_set():
                 logger.info(
                     "Stopping, when the claims that wait are prepared, in %.0f s at the latest", self._patience_s
                 )
                 self._answers.finish(self._patience_s)
-                self._stop.wait(_ANSWERED_S)
-            self._ending()
+                self._pause(_ANSWERED_S)
+            self._ending(self._failure)
             self._stop.set()
             logger.info("Stopping")
-        if self._failure is not None:
-            raise self._failure
-        return 0
+
+    def _pause(self, seconds: float) -> None:
+        """Wait so long, or until it ends at once. Not by the event's own wait, as a signal handler sets it: see driver.bell."""
+        end = time.monotonic() + seconds
+        while not self._stop.is_set() and time.monotonic() < end:
+            time.sleep(_LOOK_S)
 
     def _build(self, stack: contextlib.ExitStack) -> None:
         settings = self._settings
@@ -210,7 +216,7 @@ class Agent:
         if self._failure is None:
             self._failure = error
         self._end()
-        self._told.set()
+        self.ended.ring()
 
     def _read_hardware(self, readings: inventory.Inventory, hints: changes.Changes, nodes: machine.NodeReader) -> None:
         """Begin to look at the hardware, and to listen to its changes; a mock machine is rendered before."""

@@ -12,19 +12,14 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from discovery.errors import DiscoveryError
-from driver.errors import ConfigError, DriverError
+from driver.cli import failure
 from driver.version import VERSION
-
-logger = logging.getLogger(__name__)
 
 VERBS: dict[str, str] = {
     "run": "Run the agent of this node.",
@@ -105,11 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        status = _nobody_reads()
+        status = failure.nobody_reads()
     except OSError as err:
         # A full disk behind a redirection shows at the flush.
-        status = status or _failed(f"The output could not be written: {err.strerror}")
-        _silence()
+        status = status or failure.said(f"The output could not be written: {err.strerror}")
+        failure.silence()
     sys.exit(status)
 
 
@@ -122,44 +117,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             result = group.invoke(ctx)
     except click.exceptions.Exit as err:
         return err.exit_code
-    except click.ClickException as err:
-        err.show()
-        return err.exit_code
-    except ConfigError as err:
-        return _failed(str(err), status=2)
-    except (DriverError, DiscoveryError) as err:
-        return _failed(str(err))
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        return _nobody_reads()
-    except OSError as err:
-        logger.debug("An operation of the system failed", exc_info=True)
-        reason = err.strerror or str(err)
-        return _failed(f"{err.filename}: {reason}" if err.filename else reason)
-    except Exception as err:
-        # The last door: a person gets a sentence, the log at level debug the traceback.
-        logger.debug("A defect ended the command", exc_info=True)
-        at = traceback.extract_tb(err.__traceback__)[-1]
-        return _failed(
-            f"Internal error: {type(err).__name__}: {err} ({Path(at.filename).name}:{at.lineno}). This is a defect of"
-            f" nearfield {VERSION}; please report it with the command line."
-        )
+    except Exception as err:  # noqa: BLE001 - the last door: a person hears of it, the log has the trace
+        return failure.tell(err)
     return result if isinstance(result, int) else 0
-
-
-def _failed(message: str, *, status: int = 1) -> int:
-    click.echo(f"Error: {message}", err=True)
-    return status
-
-
-def _nobody_reads() -> int:
-    _silence()
-    return 128 + signal.SIGPIPE
-
-
-def _silence() -> None:
-    """Give standard output another end, so that the interpreter's own last flush has nothing to complain about."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from driver import options
+from driver import bell, options
 from driver.cli import output, parameters
 from driver.mps import values as mps_values
 
@@ -66,9 +66,15 @@ def run(**values: str | None) -> None:
     from driver.prepare import rootfs
 
     logs.set_up(settings["log_format"], settings["log_level"])
-    stop = threading.Event()
+    stop, ended = threading.Event(), bell.Bell()
+
+    def end(*_: object) -> None:
+        ended.ring()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
+    ended.wake_by_signals()
     directory: Path = settings["mps_dir"]
     root = rootfs.DriverRoot(settings["driver_root"], mount=settings.get("driver_root_mount", settings["driver_root"]))
     kept = supervisor.Supervisor(directory, root)
@@ -76,7 +82,7 @@ def run(**values: str | None) -> None:
     serving = server.Server(kept, directory)
     logs.logger.info("The MPS supervisor serves %s: %s", directory, _summary(kept.ability()))
     try:
-        while not stop.wait(SWEEP_S):
+        while not ended.wait(SWEEP_S):
             kept.sweep()
     finally:
         serving.stop()

@@ -16,7 +16,7 @@ from typing import NoReturn
 import click
 
 from driver import config, configload, overlay
-from driver.cli import run_options
+from driver.cli import failure, run_options
 
 PATIENCE_S = 45.0
 """How long a Prepare that is under way may go on after SIGTERM: kubelet waits no longer for its answer."""
@@ -26,9 +26,6 @@ STOP_S = 1.8
 server that takes requests and never answers. Nothing is lost by an end without ceremony, as it could come at any moment; only
 sockets may stay, for the next start to remove.
 """
-
-EXIT_S = 0.5
-"""How long the interpreter may take to end once everything was stopped."""
 
 
 @click.command(
@@ -61,7 +58,14 @@ def command(**values: str | None) -> NoReturn:
     prober.start()
     from driver.app import agent
 
-    running = agent.Agent(settings, agent_config, prober, load=configload.load, ending=lambda: _end_in(STOP_S, 0))
+    status = 0
+
+    def ending(failed: Exception | None) -> None:
+        nonlocal status
+        status = 0 if failed is None else failure.tell(failed)
+        _end_in(STOP_S, status)
+
+    running = agent.Agent(settings, agent_config, prober, load=configload.load, ending=ending)
     signals = itertools.count()
 
     def stop(number: int, _frame: object) -> None:
@@ -71,12 +75,12 @@ def command(**values: str | None) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     signal.signal(signal.SIGHUP, lambda *_: running.reload())
+    running.ended.wake_by_signals()
     try:
-        status = running.run()
-    except BaseException:
-        # The interpreter joins gRPC's worker threads before it ends; a call that hangs in a dead disk must not keep it.
-        _end_in(EXIT_S, 1)
-        raise
+        running.run()
+    except Exception as error:  # noqa: BLE001 - as at the door of the command line
+        # Said here, as the interpreter would join gRPC's worker threads first, and one may hang in a dead disk.
+        status = failure.tell(error)
     _leave(status)
 
 

@@ -27,6 +27,7 @@ from driver.standin import apiserver, kubelet, kubelet_pods
 NODE = "n1"
 NAMESPACE = "ml"
 WAIT_S = 90.0
+_SHOWN = 8000
 
 T = TypeVar("T")
 
@@ -216,4 +217,7 @@ def node() -> Iterator[Node]:
             api.seed("nodes", {"metadata": {"name": NODE}})
             yield Node(directory, api, stack)
     finally:
+        for log in sorted(directory.glob("agent-*.log")):
+            # Shown where a test fails.
+            print(f"{log.name}: {log.read_text(encoding='utf-8', errors='replace')[-_SHOWN:]}")
         shutil.rmtree(directory, ignore_errors=True)
