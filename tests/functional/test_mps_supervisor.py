@@ -196,9 +196,10 @@ def test_a_share_whose_limits_are_not_kept_after_a_restart_lets_nobody_in() -> N
         place(node, mps.share(1))
         node.faults.write_text("refuses")
         os.kill(node.pid(), signal.SIGKILL)
-        wait_for(node, "gpu-0", values.DaemonState.WAITING)
-        until(lambda: node.control("namespace", "list", "--format=csv,noheader").stdout.count("\n") == 1)
-        assert node.use(mps.share(1))[1] == {}
+        wait_for(node, "gpu-0", values.DaemonState.WAITING, restarts=1)
+        # It is tried again and again; who comes just then does not stay.
+        client, _ = node.use(mps.share(1))
+        assert client.wait(mps.PATIENCE_S) in {1, 3}
 
 
 def test_limits_that_are_changed_are_set_again_and_the_programs_of_others_stay() -> None:
