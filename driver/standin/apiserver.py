@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from driver import bell
 from driver.standin import apiserver_api as api
 from driver.standin import apiserver_faults as faults
 from driver.standin import apiserver_gates as gates
@@ -399,9 +400,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--node", action="append", default=[], metavar="NAME", help="create this Node; may be repeated")
     options = parser.parse_args(argv)
-    ended = threading.Event()
+    ended = bell.Bell()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: ended.set())
+        signal.signal(number, lambda _number, _frame: ended.ring())
+    ended.wake_by_signals()
     with ApiServer(version=options.kubernetes, host=options.host, port=options.port, token=options.token) as server:
         for name in options.node:
             server.seed("nodes", {"metadata": {"name": name}})

@@ -14,10 +14,10 @@ import json
 import logging
 import signal
 import sys
-import threading
 from http import HTTPStatus
 from typing import Final
 
+from driver import bell
 from driver.standin import kubelet
 from hack.realnode import hollow, rest
 from hack.realnode.layout import Layout
@@ -36,12 +36,13 @@ def main() -> None:
     """Until SIGTERM."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     layout = Layout(sys.argv[1])
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    ended = bell.Bell()
+    signal.signal(signal.SIGTERM, lambda *_: ended.ring())
+    ended.wake_by_signals()
     with contextlib.ExitStack() as stack:
         running: set[str] = set()
         polls = 0
-        while not stop.is_set():
+        while not ended.wait(0):
             names = {layout.hollow_name(node.number): node for node in hollow.nodes(layout)}
             for name in names.keys() - running:
                 folder = layout.hollow_dir(names[name].number) / "kubelet"
@@ -55,7 +56,7 @@ def main() -> None:
                 logger.info("The API server does not answer: %s", error)
             running |= names.keys()
             polls += 1
-            stop.wait(POLL_S)
+            ended.wait(POLL_S)
 
 
 def _renew(layout: Layout, name: str) -> None:

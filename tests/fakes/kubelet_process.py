@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from pathlib import Path
 
+from driver import bell
 from driver.errors import SocketError
 from driver.kubelet import server
 from tests.fakes import kubelet_side
@@ -21,8 +21,9 @@ DRIVER = "gpu.nearfield.dev"
 
 
 def main(kubelet_dir: Path, patience_s: float, pod_uid: str | None) -> None:
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stop.set())
+    ended = bell.Bell()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: ended.ring())
+    ended.wake_by_signals()
     kubelet = server.KubeletServer(
         driver_name=DRIVER,
         registry_dir=kubelet_dir / "plugins_registry",
@@ -39,7 +40,7 @@ def main(kubelet_dir: Path, patience_s: float, pod_uid: str | None) -> None:
     except SocketError as error:
         sys.exit(str(error))
     print("registered", flush=True)
-    stop.wait()
+    ended.wait()
     kubelet.stop()
 
 
