@@ -5,6 +5,8 @@ to what was standard output, and anything that prints lands on standard error.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import threading
@@ -24,6 +26,9 @@ class Requests:
         """Takes the pipes from everybody who prints or reads. Once in a process."""
         self._in, self._out = os.dup(0), os.dup(1)
         os.dup2(2, 1)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Otherwise a line would be seen late, or never where a call hangs.
+            sys.stdout.reconfigure(line_buffering=True)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -45,7 +50,9 @@ class Requests:
         that are in foreign code.
         """
         self._leaving.acquire()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                stream.flush()
         os._exit(0)
 
     def _receive(self) -> None:
