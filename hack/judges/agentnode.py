@@ -72,9 +72,11 @@ class AgentNode:
         self._log = directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
+        self._kills = 0
 
     def start(self, *, crash_at: str | None = None) -> None:
         """Start it, to die at a named point if one is given, and wait until kubelet can call it."""
+        kills = self._kills
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -95,7 +97,8 @@ class AgentNode:
             try:
                 self._kubelet.wait_registered(values.DRIVER_NAME, timeout_s=_REGISTRATION_S)
             except kubelet_client.KubeletError as error:
-                if not self.alive() and crash_at is not None:  # it passes the point as it starts
+                # It passed the point as it started, or the moment to die that had been set for another life came now.
+                if not self.alive() and (crash_at is not None or self._kills != kills):
                     self.start()
                 elif not self.alive() or time.monotonic() > deadline:
                     raise NodeError(f"{error}; the agent's last words:\n{self.last_words()}") from error
@@ -109,9 +112,10 @@ class AgentNode:
 
     def kill(self) -> None:
         """SIGKILL, at once."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        self._kills += 1
+        if (process := self._process) is not None:
+            process.kill()
+            process.wait()
 
     def slices(self) -> list[dict[str, Any]]:
         """What is published, as soon as the pool is whole."""

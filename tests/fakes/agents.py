@@ -60,6 +60,10 @@ class Agent:
     def said(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
+    def told(self, *words: str) -> bool:
+        """Whether one line of its log has all these words."""
+        return any(all(word in line for word in words) for line in self.said().splitlines())
+
     def port(self, server: str) -> int:
         """The free port that --http or --inspect took, from the log line that tells it."""
         return int(until(lambda: _after(self.said(), f"Serving {server} on port "), f"the {server} port"))

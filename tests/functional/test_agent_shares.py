@@ -105,10 +105,7 @@ def test_what_comes_waits_for_the_last_share(node: agents.Node, beside: mps.Node
     beside.start()
     agents.until(lambda: shared(node).get(free) == ("cgroup", "mps", "1Gi"), "the free GPU by MPS")
     assert shared(node)[used] == ("cgroup", "none", "1Gi")
-    assert f"{used} ({first})" in agents.until(
-        lambda: next((line for line in agent.said().splitlines() if "(sharing-waits)" in line), None),
-        "what it waits for",
-    )
+    agents.until(lambda: agent.told("(sharing-waits)", f"{used} ({first})"), "what it waits for")
 
     # Another step waits too, and another share of the GPU is as the one that it is beside.
     path.write_text(WIDER, encoding="utf-8")
@@ -136,11 +133,8 @@ def test_what_needs_a_supervisor_waits_for_one(node: agents.Node, beside: mps.No
     agent, _ = start(node, beside, STRICT)
     node.wait_for_devices(8)
     assert shared(node) == {}
-    told = agents.until(
-        lambda: [line for line in agent.said().splitlines() if "(sharing-not-possible)" in line],
-        "why nothing is shared",
-    )
-    assert any(f"compute by mps: no MPS supervisor answers in {beside.directory}" in line for line in told)
+    why = f"compute by mps: no MPS supervisor answers in {beside.directory}"
+    agents.until(lambda: agent.told("(sharing-not-possible)", why), "why nothing is shared")
     beside.start()
     agents.until(lambda: len(shared(node)) == 2, "shares")
     assert set(shared(node).values()) == {("cgroup", "mps", "1Gi")}
