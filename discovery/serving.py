@@ -49,10 +49,11 @@ class Requests:
         """End the process, unless its time is over just now: one thread does so, and none takes the interpreter apart under threads
         that are in foreign code.
         """
-        self._leaving.acquire()
+        # Before, as a reader that hangs must not keep the other thread from ending it.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):  # nobody reads it any more
                 stream.flush()
+        self._leaving.acquire()
         os._exit(0)
 
     def _receive(self) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in kubelet as a process, `python -m driver.standin.kubelet_commands`: one JSON object a line on stdin, its answer under the same `id` on stdout.
+"""The stand-in kubelet as a process, `python -m driver.standin.kubelet_commands`: one JSON object a line on stdin, its answer
+under the same `id` on stdout.
 
     {"id": 1, "op": "wait", "driver": "gpu.nearfield.dev", "instances": 1, "timeout_s": 20}
     {"id": 2, "op": "prepare", "driver": "gpu.nearfield.dev", "claims": [{"namespace": "n", "name": "c", "uid": "u"}]}
