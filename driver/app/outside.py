@@ -12,7 +12,7 @@ from driver import config
 from driver.app import sharing, state
 from driver.app.parts import Parts
 from driver.errors import ConfigError, DriverError
-from driver.kube import client
+from driver.kube import access, client
 from driver.observe import http, pages
 from driver.publish import aim, devices, publisher, wanted
 from driver.version import VERSION
@@ -45,6 +45,7 @@ class Outside:
         self._state = state.AgentState(parts, self._publishing)
         self._servers: list[http.Server] = []
         self._connected = threading.Lock()
+        self._loading = access.Loading()
 
     def start(self) -> None:
         """Serve pages, tell kubelet how the devices are, and connect. Raises ConfigError where a person has to act."""
@@ -70,7 +71,8 @@ class Outside:
         self._publishing.released()
 
     def stop(self) -> None:
-        """End in reverse."""
+        """End in reverse. What reads a kubeconfig has keys in files, and goes first."""
+        self._loading.close()
         with self._connected:
             self._publishing.stop()
             self._parts.recorder.stop()
@@ -105,12 +107,16 @@ class Outside:
         parts = self._parts
         while True:
             try:
-                api = client.KubeClient.load(parts.settings.kubeconfig, user_agent=f"nearfield/{VERSION}")
+                api = client.KubeClient.load(
+                    parts.settings.kubeconfig, user_agent=f"nearfield/{VERSION}", loading=self._loading
+                )
                 break
             except ConfigError as error:
                 parts.fail(error)
                 return
             except DriverError as error:
+                if parts.stop.is_set():
+                    return
                 self._state.api(f"The API server cannot be reached: {error}")
                 logger.warning("The API server cannot be reached, trying again: %s", error)
             if parts.stop.wait(API_RETRY_S):

@@ -8,6 +8,7 @@ ended. The service account's convention is two variables and two files, and is r
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -15,7 +16,8 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ from driver import errors
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LOAD_TIMEOUT_S = 30.0
 """The child takes half a second; the rest is for an exec plugin that asks a cloud."""
+
+CLOSE_S = 1.0
+"""How long it takes at most until a reading that was ended is gone."""
 
 MAX_TOKEN_BYTES = 64 * 1024
 BAD_CONFIG = 2
@@ -134,14 +139,71 @@ def proxy_address(url: str) -> str:
     return place if place.rpartition(":")[2].isdecimal() else f"{place}:80"
 
 
-def load_kubeconfig(path: Path, *, timeout_s: float = LOAD_TIMEOUT_S) -> Access:
-    """What a kubeconfig says, credentials of its plugins included.
+class Loading:
+    """The readings of kubeconfigs that are under way, so that none outlives who asked for it: each has plugins that run, and a
+    folder with keys. For any number of threads.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._children: set[subprocess.Popen[str]] = set()
+        self._under_way = 0
+        self._closed = False
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """End them, wait until their folders are gone, and begin none any more."""
+        with self._changed:
+            self._closed = True
+            for child in self._children:
+                _end(child)
+            self._changed.wait_for(lambda: not self._under_way, timeout_s)
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """One reading, its folder included. Raises ApiError after `close`."""
+        with self._changed:
+            if self._closed:
+                raise errors.ApiError("No kubeconfig is read any more", reason=errors.ApiReason.UNAVAILABLE)
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def running(self, child: subprocess.Popen[str]) -> Iterator[None]:
+        """The process of a reading, ended with the block."""
+        with self._changed:
+            self._children.add(child)
+            if self._closed:
+                _end(child)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._children.discard(child)
+            _end(child)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End the loader and its plugins, which are its session."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def load_kubeconfig(path: Path, *, loading: Loading | None = None, timeout_s: float = LOAD_TIMEOUT_S) -> Access:
+    """What a kubeconfig says, credentials of its plugins included. `loading` can end it.
 
     Raises ConfigError when the file is wrong, ApiError (retryable) when a plugin did not give credentials.
     """
     if not path.is_file():
         raise errors.ConfigError(f"The kubeconfig {path} is no file")
-    code, output, complaints = _run_loader(path, timeout_s)
+    loading = loading or Loading()
+    with loading.begun():
+        code, output, complaints = _run_loader(path, loading, timeout_s)
     said = complaints.strip().splitlines()
     if code == BAD_CONFIG:
         raise errors.ConfigError(f"The kubeconfig {path} is not usable: {said[-1] if said else 'no reason given'}")
@@ -153,7 +215,7 @@ def load_kubeconfig(path: Path, *, timeout_s: float = LOAD_TIMEOUT_S) -> Access:
     return from_json(json.loads(output))
 
 
-def _run_loader(path: Path, timeout_s: float) -> tuple[int, str, str]:
+def _run_loader(path: Path, loading: Loading, timeout_s: float) -> tuple[int, str, str]:
     """Exit status, output and complaints of the loader. It has a session of its own, so that its plugins end with it, and a folder
     that goes however it ends, as the client writes inline keys into files.
     """
@@ -177,6 +239,7 @@ def _run_loader(path: Path, timeout_s: float) -> tuple[int, str, str]:
             errors="replace",
             start_new_session=True,
         ) as child,
+        loading.running(child),
     ):
         try:
             output, complaints = child.communicate(timeout=timeout_s)
@@ -186,9 +249,6 @@ def _run_loader(path: Path, timeout_s: float) -> tuple[int, str, str]:
                 "is a credential plugin waiting for something?",
                 reason=errors.ApiReason.UNAVAILABLE,
             ) from error
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
     return child.returncode, output, complaints
 
 

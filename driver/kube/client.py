@@ -63,8 +63,9 @@ class KubeClient:
         self._watches = watching.Open()
 
     @classmethod
-    def load(cls, kubeconfig: Path | None, *, user_agent: str) -> Self:
-        """From a kubeconfig, or from the pod's service account where there is none. Takes half a second for a kubeconfig.
+    def load(cls, kubeconfig: Path | None, *, user_agent: str, loading: access.Loading | None = None) -> Self:
+        """From a kubeconfig, or from the pod's service account where there is none. Takes half a second for a kubeconfig, whose
+        readings `loading` can end, those for new credentials too.
 
         Raises ConfigError. Where only a credential plugin fails, the calls fail (retryable) until it gives something.
         """
@@ -72,7 +73,7 @@ class KubeClient:
             return cls(access.in_cluster(os.environ), user_agent=user_agent)
 
         def reload() -> access.Access:
-            return access.load_kubeconfig(kubeconfig)
+            return access.load_kubeconfig(kubeconfig, loading=loading)
 
         try:
             opened: access.Access | None = reload()

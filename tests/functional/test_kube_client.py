@@ -18,6 +18,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +405,29 @@ def test_a_plugin_that_hangs_is_ended_and_leaves_no_files(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     with pytest.raises(errors.ApiError, match="takes a folder for temporary files"):
         access.load_kubeconfig(path)
+
+
+def test_a_reading_that_is_given_up_leaves_neither_plugin_nor_files(
+    server: apiserver.ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    number = tmp_path / "pid"
+    path = write_kubeconfig(
+        tmp_path / "kubeconfig", server, plugin(tmp_path / "plugin", f"echo $$ > {number}; exec sleep 600")
+    )
+    loading = access.Loading()
+    with futures.ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(access.load_kubeconfig, path, loading=loading, timeout_s=600.0)
+        until(lambda: number.exists() and number.read_text().strip())
+        assert list(temporary.iterdir()) != []
+        loading.close(T)
+        assert list(temporary.iterdir()) == []
+        assert isinstance(reading.exception(T), errors.ApiError)
+    until(lambda: not Path(f"/proc/{number.read_text().strip()}/cmdline").exists())
+    with pytest.raises(errors.ApiError, match="No kubeconfig is read any more"):
+        access.load_kubeconfig(path, loading=loading)
 
 
 @pytest.mark.parametrize(
